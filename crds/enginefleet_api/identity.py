@@ -11,8 +11,9 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
+from typing import TypeAlias
 
-type Json = None | bool | int | str | list["Json"] | tuple["Json", ...] | Mapping[str, "Json"]
+Json: TypeAlias = "None | bool | int | str | list[Json] | tuple[Json, ...] | Mapping[str, Json]"
 
 SAFE_INTEGER = 2**53 - 1
 """RFC 8785 hands numbers to ECMAScript: larger integers would lose digits there."""

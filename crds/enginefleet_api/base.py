@@ -1,0 +1,68 @@
+"""The shared pydantic base and the text types (durations, quantities, decimals) of the contract."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+
+def _camel(name: str) -> str:
+    """camelCase with the spellings that Kubernetes uses: `imageID`, `bootID`."""
+    return {"boot_id": "bootID", "image_id": "imageID"}.get(name, to_camel(name))
+
+
+class Contract(BaseModel):
+    """Base of every model: camelCase outside, unknown fields ignored (a newer writer must not crash an older reader), immutable."""
+
+    model_config = ConfigDict(alias_generator=_camel, populate_by_name=True, extra="ignore", frozen=True, str_max_length=65536)
+
+    def to_json_dict(self, *, exclude_none: bool = True) -> dict[str, Any]:
+        return self.model_dump(mode="json", by_alias=True, exclude_none=exclude_none)
+
+
+DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
+DECIMAL_PATTERN = r"^-?[0-9]+(\.[0-9]+)?$"
+FRACTION_PATTERN = r"^(-?[0-9]+(\.[0-9]+)?|[0-9]+/[0-9]*[1-9][0-9]*)$"
+DURATION_PATTERN = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"
+PERCENT_PATTERN = r"^(100|[1-9]?[0-9])%$"
+QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
+NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+
+Digest = Annotated[str, Field(pattern=DIGEST_PATTERN, max_length=71)]
+DecimalText = Annotated[str, Field(pattern=DECIMAL_PATTERN, max_length=32)]
+FractionText = Annotated[str, Field(pattern=FRACTION_PATTERN, max_length=32)]
+DurationText = Annotated[str, Field(pattern=DURATION_PATTERN, max_length=32)]
+QuantityText = Annotated[str, Field(pattern=QUANTITY_PATTERN, max_length=32)]
+NameText = Annotated[str, Field(pattern=NAME_PATTERN, min_length=1, max_length=253)]
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def seconds(duration: str) -> float:
+    """Seconds of a duration such as `1h30m` or `12ms`; ValueError for other text."""
+    if not re.fullmatch(DURATION_PATTERN, duration):
+        raise ValueError(f"{duration!r} is not a duration: write it like 90s, 10m or 1h30m")
+    return sum(float(number) * _UNITS[unit] for number, _, unit in re.findall(r"([0-9]+(\.[0-9]+)?)(ms|s|m|h)", duration))
+
+
+def fraction(text: str) -> float:
+    """The value of `0.5` or `1/255`."""
+    numerator, _, denominator = text.partition("/")
+    return float(Decimal(numerator) / Decimal(denominator or "1"))
+
+
+_SUFFIX = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15} | {
+    unit + "i": 1024**power for power, unit in enumerate("KMGTP", start=1)
+}
+
+
+def quantity(text: str) -> float:
+    """The value of a Kubernetes quantity (`1Gi`, `500m`, `2`)."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([a-zA-Z]*)", text)
+    if not match or (match[2] != "m" and match[2] not in _SUFFIX):
+        raise ValueError(f"{text!r} is not a quantity: write it like 500m, 2 or 1Gi")
+    return float(match[1]) * (0.001 if match[2] == "m" else _SUFFIX[match[2]])

@@ -1,0 +1,247 @@
+"""Requests that the operator hands to a Job and reports that come back in its termination message.
+
+A request is one JSON document in the environment variable `ENGINEFLEET_REQUEST` (or a file given with `--request`). A report is one JSON
+document of at most `REPORT_LIMIT` bytes in the container's termination message. Neither holds a secret: credentials come in environment
+variables `ENGINEFLEET_<WHO>_ACCESS_KEY_ID` and `…_SECRET_ACCESS_KEY`, WHO being STORE, MODEL, CALIBRATION or VALIDATION.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from .base import Contract
+from .documents import Accuracy, Answer, Latency, Metric
+from .errors import EngineFleetError, FailureClass
+from .resources import Benchmark, Calibration, InputSpec, Preprocessing, Validation
+
+REQUEST_VARIABLE = "ENGINEFLEET_REQUEST"
+REPORT_LIMIT = 4000
+"""The kubelet keeps 4096 bytes of a termination message."""
+TERMINATION_LOG = "/dev/termination-log"
+
+
+class StoreRef(Contract):
+    """Where engines live: `s3://bucket/prefix/` (endpoint, region, CA bundle as text) or `file:///folder/` (command line and tests)."""
+
+    uri: str
+    endpoint: str = ""
+    region: str = ""
+    ca_bundle: str = ""
+
+
+class Source(Contract):
+    """A model or data set to fetch. `digest` is asserted when given. `credentials`: which environment variables to use."""
+
+    uri: str
+    digest: str | None = None
+    endpoint: str = ""
+    region: str = ""
+    credentials: Literal["model", "calibration", "validation", "store", "ambient"] = "ambient"
+
+
+class PrepareRequest(Contract):
+    kind: Literal["Prepare"] = "Prepare"
+    name: str = ""
+    """For people: namespace/name of the ModelDeployment."""
+    model: Source
+    precision: str
+    flavours: list[str]
+    """Target flavours, e.g. `onnxruntime`: each gives one prepared model."""
+    inputs: list[InputSpec] = Field(default_factory=list)
+    preprocessing: Preprocessing | None = None
+    calibration: Calibration | None = None
+    calibration_source: Source | None = None
+    validation: Validation | None = None
+    validation_source: Source | None = None
+    store: StoreRef
+    holder: str
+    timeout_seconds: int = 3600
+
+
+class ResolvedPrepared(Contract):
+    flavour: str
+    precision: str
+    prepared_key: str
+    model: str
+    """Tree digest of the prepared files."""
+
+
+class PrepareReport(Contract):
+    kind: Literal["Prepare"] = "Prepare"
+    model: str
+    """Tree digest of the model as given."""
+    calibration: str | None = None
+    validation: str | None = None
+    prepared: list[ResolvedPrepared]
+    baseline_key: str | None = None
+    baseline: Metric | None = None
+    reused: bool = False
+    """True when everything was in the store already."""
+    notes: list[str] = Field(default_factory=list)
+    seconds: str = ""
+
+
+class BuildRequest(Contract):
+    """Build or adopt one engine, then judge it. Also what `judge` takes."""
+
+    kind: Literal["Build"] = "Build"
+    name: str = ""
+    engine_key: str
+    gate_key: str
+    baseline_key: str | None = None
+    prepared_key: str
+    prepared_model: str
+    precision: str
+    backend: str
+    execution_provider: str = "CPU"
+    recipe: dict[str, Any] = Field(default_factory=dict)
+    fingerprint: str
+    facts: dict[str, Any]
+    inputs: list[InputSpec] = Field(default_factory=list)
+    preprocessing: Preprocessing | None = None
+    validation: Validation | None = None
+    validation_source: Source | None = None
+    benchmark: Benchmark = Field(default_factory=Benchmark)
+    store: StoreRef
+    holder: str
+    node: str = ""
+    context: dict[str, Any] = Field(default_factory=dict)
+    timeout_seconds: int = 3600
+    claim_seconds: int = 120
+
+
+class BuildReport(Contract):
+    kind: Literal["Build"] = "Build"
+    engine_key: str
+    gate_key: str
+    blob: str
+    size: int
+    adopted: bool
+    """True when a proven or completed build was found in the store and nothing was compiled."""
+    answer: Answer
+    reasons: list[str] = Field(default_factory=list)
+    accuracy: Accuracy | None = None
+    latency: list[Latency] = Field(default_factory=list)
+    durations: dict[str, str] = Field(default_factory=dict)
+    warnings: list[str] = Field(default_factory=list)
+
+
+class ProbeRequest(Contract):
+    kind: Literal["Probe"] = "Probe"
+    backend: str
+    execution_provider: str = "CPU"
+
+
+class ProbeReport(Contract):
+    """What the loaded library says of itself, and what this pod can see of the host (for the re-check only)."""
+
+    kind: Literal["Probe"] = "Probe"
+    runtime: dict[str, Any]
+    host: dict[str, Any] = Field(default_factory=dict)
+
+
+class FetchRequest(Contract):
+    """What an init container needs to bring one proven engine to a pod."""
+
+    kind: Literal["Fetch"] = "Fetch"
+    engine_key: str
+    gate_key: str
+    blob: str
+    size: int
+    fingerprint: str
+    facts: dict[str, Any]
+    store: StoreRef
+    engine_path: str = "/engine"
+    cache_path: str = ""
+    """Node cache folder; empty: none."""
+    timeout_seconds: int = 110
+
+
+class FetchReport(Contract):
+    kind: Literal["Fetch"] = "Fetch"
+    blob: str
+    source: Literal["cache", "store"]
+    verdict: str = ""
+    """Name of the verdict that allowed it, or `cached` when the store could not be asked."""
+    seconds: str = ""
+
+
+class RuntimeCheckRequest(Contract):
+    kind: Literal["RuntimeCheck"] = "RuntimeCheck"
+    backend: str
+    version: str
+
+
+class EngineManifest(Contract):
+    """`<engine path>/engine.json`, written beside the engine for the server."""
+
+    schema_version: Literal[1] = 1
+    model_name: str = ""
+    engine_key: str
+    blob: str
+    size: int
+    fingerprint: str
+    file: str
+    facts: dict[str, Any]
+    recipe: dict[str, Any] = Field(default_factory=dict)
+    precision: str = ""
+
+
+class JobFailure(Contract):
+    """A failed Job's termination message."""
+
+    kind: Literal["Failure"] = "Failure"
+    failure_class: FailureClass
+    reason: str
+    message: str
+    hint: str = ""
+    log_tail: list[str] = Field(default_factory=list)
+    notes: list[str] = Field(default_factory=list)
+
+    @classmethod
+    def of(cls, error: EngineFleetError, log_tail: list[str] | None = None) -> JobFailure:
+        return cls(failure_class=error.failure_class, reason=error.reason, message=error.message, hint=error.hint, log_tail=log_tail or [])
+
+
+class Termination(Contract):
+    """The envelope of every termination message: exactly one of report or failure."""
+
+    schema_version: Literal[1] = 1
+    report: PrepareReport | BuildReport | ProbeReport | FetchReport | None = Field(default=None, discriminator="kind")
+    failure: JobFailure | None = None
+
+    def to_message(self, limit: int = REPORT_LIMIT) -> str:
+        """JSON of at most `limit` bytes: long lists lose their tail first (log lines, notes, warnings), then long texts are cut."""
+        for keep, width in ((20, 2000), (8, 400), (3, 200), (0, 120)):
+            text = self._cut(keep, width).model_dump_json(by_alias=True, exclude_none=True)
+            if len(text.encode()) <= limit:
+                return text
+        raise ValueError(f"report of {len(text.encode())} bytes does not fit into {limit}")
+
+    def _cut(self, keep: int, width: int) -> Termination:
+        def cut(lines: list[str]) -> list[str]:
+            return [line[:width] for line in (lines[-keep:] if keep else [])]
+
+        report, failure = self.report, self.failure
+        if failure is not None:
+            changes = {"log_tail": cut(failure.log_tail), "notes": cut(failure.notes), "message": failure.message[: max(width, 600)]}
+            failure = failure.model_copy(update=changes)
+        if isinstance(report, PrepareReport):
+            baseline = report.baseline
+            if baseline is not None and keep <= 8:
+                baseline = baseline.model_copy(update={"per_class": {}, "class_samples": {}})
+            report = report.model_copy(update={"notes": cut(report.notes), "baseline": baseline})
+        elif isinstance(report, BuildReport):
+            report = report.model_copy(update={"warnings": cut(report.warnings), "reasons": [r[:width] for r in report.reasons[:8]]})
+        return self.model_copy(update={"report": report, "failure": failure})
+
+    @classmethod
+    def parse(cls, text: str) -> Termination | None:
+        """None when the text is not such a message (cut off, another program's, empty): unreadable is never success."""
+        try:
+            value = cls.model_validate_json(text)
+        except ValueError:
+            return None
+        return value if (value.report is None) != (value.failure is None) else None
