@@ -17,3 +17,7 @@ class ToolError(LocalClusterError):
 
 class UnsupportedHost(LocalClusterError):
     """This machine forbids what nodes are made of (user namespaces, bubblewrap)."""
+
+
+class KubectlError(LocalClusterError):
+    """kubectl failed; the message is what it said."""
