@@ -1,0 +1,1 @@
+"""Everything that runs inside Jobs and pods: prepare, build, judge, probe, fetch, serve."""
