@@ -1,0 +1,1 @@
+"""How an engine is judged: data sets, metrics, verdicts."""
