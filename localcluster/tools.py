@@ -155,7 +155,7 @@ def program(name: str, progress: Progress = silent) -> Path:
     """
     source = HERE / PROGRAMS[name]
     files = sorted([*source.glob("*.go"), source / "go.mod", source / "go.sum"])
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(_linker_flags(source).encode())
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     path = cache_dir() / "bin" / f"{name}-{digest.hexdigest()[:16]}"
@@ -176,7 +176,7 @@ def _build(name: str, source: Path, path: Path, go: Path, progress: Progress) ->
     # -trimpath makes the compiled packages the same in every checkout, so Go's own cache serves all of them; version control stamps would
     # only change the file. GOTOOLCHAIN=local: never download another Go behind the user's back.
     done = subprocess.run(
-        [str(go), "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", str(partial), "."],
+        [str(go), "build", "-trimpath", "-buildvcs=false", f"-ldflags={_linker_flags(source)}", "-o", str(partial), "."],
         cwd=source, env={**os.environ, "GOTOOLCHAIN": "local", "GOFLAGS": ""},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
@@ -186,6 +186,15 @@ def _build(name: str, source: Path, path: Path, go: Path, progress: Progress) ->
     partial.rename(path)
     progress(f"built {name} in {time.monotonic() - began:.0f}s")
     _forget_old_builds(name, path)
+
+
+def _linker_flags(source: Path) -> str:
+    """No debug tables (half of the file), and the Kubernetes version, which the release builds of Kubernetes set in the same way."""
+    flags = "-s -w"
+    if found := re.search(r"k8s\.io/kubernetes v(\d+)\.(\d+)\.\d+", (source / "go.mod").read_text()):
+        values = {"gitVersion": found[0].split()[1], "gitMajor": found[1], "gitMinor": found[2]}
+        flags += "".join(f" -X k8s.io/component-base/version.{name}={value}" for name, value in values.items())
+    return flags
 
 
 def _forget_old_builds(name: str, newest: Path, keep: int = 3) -> None:

@@ -11,8 +11,9 @@ import (
 )
 
 // hidden folders of the machine are not in a container: they would let a pod
-// read the user's own files, or differ from machine to machine.
-var hidden = map[string]bool{"/proc": true, "/dev": true, "/tmp": true, "/root": true, "/home": true, "/run": true, "/lost+found": true}
+// read the user's own files, or differ from machine to machine. /run and /mnt
+// are also where a node keeps its state (shortenState).
+var hidden = map[string]bool{"/proc": true, "/dev": true, "/tmp": true, "/root": true, "/home": true, "/run": true, "/mnt": true, "/lost+found": true}
 
 // bwrapArgs are bubblewrap's arguments for one container: the machine's file
 // system read-only without the hidden folders, then the image's folders, then

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	cadvisorapi "github.com/google/cadvisor/lib/model"
@@ -82,6 +83,9 @@ func (o *nodeOptions) run() error {
 	if err := addNodeAddress(o.index); err != nil {
 		return err
 	}
+	if err := o.shortenState(); err != nil {
+		return err
+	}
 	client, err := o.client()
 	if err != nil {
 		return err
@@ -98,6 +102,28 @@ func (o *nodeOptions) run() error {
 		return fmt.Errorf("kubelet: %w", err)
 	}
 	select {}
+}
+
+// shortenState makes the state folder known under a short name: the kubelet
+// opens Unix sockets in it, whose addresses have at most 108 bytes. The name
+// is taken from a folder that containers don't see anyway, and in this node's
+// mount namespace only.
+func (o *nodeOptions) shortenState() error {
+	for _, short := range []string{"/run", "/mnt"} {
+		inUse := false
+		for _, path := range []string{o.state, o.root, o.pki, o.imageMap, o.bwrap} {
+			inUse = inUse || strings.HasPrefix(path, short+"/")
+		}
+		if _, err := os.Stat(short); err != nil || inUse {
+			continue
+		}
+		if err := syscall.Mount(o.state, short, "", syscall.MS_BIND, ""); err != nil {
+			return fmt.Errorf("binding %s to %s: %w", o.state, short, err)
+		}
+		o.state = short
+		return nil
+	}
+	return nil
 }
 
 // client speaks to the API server as this node, with a certificate made on
