@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -15,10 +16,25 @@ def _camel(name: str) -> str:
     return {"boot_id": "bootID", "image_id": "imageID"}.get(name, to_camel(name))
 
 
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule in CEL that the API server checks; `message` says what to write instead. `path`: the field at fault, like `.replicas`."""
+
+    rule: str
+    message: str
+    path: str = ""
+
+    def to_schema(self) -> dict[str, Any]:
+        return {"rule": self.rule, "message": self.message} | ({"fieldPath": self.path} if self.path else {})
+
+
 class Contract(BaseModel):
     """Base of every model: camelCase outside, unknown fields ignored (a newer writer must not crash an older reader), immutable."""
 
     model_config = ConfigDict(alias_generator=_camel, populate_by_name=True, extra="ignore", frozen=True, str_max_length=65536)
+
+    RULES: ClassVar[tuple[Rule, ...]] = ()
+    """What the API server checks across fields. Pydantic does not: what comes from the API server was checked there."""
 
     def to_json_dict(self, *, exclude_none: bool = True) -> dict[str, Any]:
         return self.model_dump(mode="json", by_alias=True, exclude_none=exclude_none)
