@@ -54,7 +54,9 @@ def locked(path: Path) -> Iterator[None]:
 
 def run(argv: list[str], what: str) -> None:
     """Run a command quietly; its words only when it fails."""
-    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, env={**os.environ, "VIRTUAL_ENV": ""})
+    done = subprocess.run(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, env={**os.environ, "VIRTUAL_ENV": ""}
+    )
     if done.returncode:
         raise SetupError(
             f"{what} failed (exit {done.returncode}):\n{done.stdout.strip()}\n"
@@ -112,7 +114,18 @@ def make_environment(folder: Path, lock: Path | None, *, stamp: str, project: bo
         sync = [program, "pip", "sync", "--quiet", "--require-hashes", *(["--compile-bytecode"] if compiled else [])]
         run([*sync, "--python", str(python), str(lock)], f"installing {lock.name}")
     if project:
-        editable = [program, "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--python", str(python), "--editable", str(ROOT)]
+        editable = [
+            program,
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-build-isolation",
+            "--python",
+            str(python),
+            "--editable",
+            str(ROOT),
+        ]
         run(editable, "installing the project")
     (folder / "enginefleet.stamp").write_text(stamp)
 

@@ -41,9 +41,15 @@ class Recipe:
 
 
 RECIPES: dict[str, Recipe] = {
-    "enginefleet/runtime:ort-1.24": Recipe("runtime-ort-1.24", (API, "builder/enginefleet_builder"), "enginefleet", "enginefleet_builder.main:run"),
-    "enginefleet/runtime:ort-1.23": Recipe("runtime-ort-1.23", (API, "builder/enginefleet_builder"), "enginefleet", "enginefleet_builder.main:run"),
-    "enginefleet/operator:dev": Recipe("operator", (API, "operator/enginefleet_operator"), "enginefleet-operator", "enginefleet_operator.app:main"),
+    "enginefleet/runtime:ort-1.24": Recipe(
+        "runtime-ort-1.24", (API, "builder/enginefleet_builder"), "enginefleet", "enginefleet_builder.main:run"
+    ),
+    "enginefleet/runtime:ort-1.23": Recipe(
+        "runtime-ort-1.23", (API, "builder/enginefleet_builder"), "enginefleet", "enginefleet_builder.main:run"
+    ),
+    "enginefleet/operator:dev": Recipe(
+        "operator", (API, "operator/enginefleet_operator"), "enginefleet-operator", "enginefleet_operator.app:main"
+    ),
     "enginefleet/agent:dev": Recipe(None, (API, "agent/enginefleet_agent"), "enginefleet-agent", "enginefleet_agent.main:main"),
 }
 """Each image holds only the layers that it may import: a forbidden import fails there, not in production."""
@@ -94,7 +100,11 @@ def _source_files(package: str) -> list[Path]:
 def _snapshot(recipe: Recipe) -> tuple[Path, str]:
     """A copy of the packages with a launcher in bin/, and the digest of both."""
     digest = hashlib.sha256(f"{recipe.command} {recipe.entry} {LAUNCHER}".encode())
-    files = [(path, f"{Path(package).name}/{path.relative_to(ROOT / package).as_posix()}") for package in recipe.packages for path in _source_files(package)]
+    files = [
+        (path, f"{Path(package).name}/{path.relative_to(ROOT / package).as_posix()}")
+        for package in recipe.packages
+        for path in _source_files(package)
+    ]
     for path, place in files:
         digest.update(f"\0{place}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     source = digest.hexdigest()
@@ -133,7 +143,9 @@ sys.exit({function}())
 
 def _forget_old_snapshots(command: str, newest: Path) -> None:
     """Keep the newest few. Those of running clusters are among them, except after very many edits."""
-    old = sorted((path for path in newest.parent.glob(f"{command}-*") if path != newest), key=lambda path: path.stat().st_mtime, reverse=True)
+    old = sorted(
+        (path for path in newest.parent.glob(f"{command}-*") if path != newest), key=lambda path: path.stat().st_mtime, reverse=True
+    )
     for path in old[KEPT_SNAPSHOTS - 1 :]:
         shutil.rmtree(path, ignore_errors=True)
 

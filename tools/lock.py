@@ -37,7 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"requirements/{name}.lock", file=sys.stderr, flush=True)
         command = [str(uv()), "pip", "compile", "--quiet", "--universal", "--python-version", "3.11", "--generate-hashes"]
         command += ["--custom-compile-command", "make lock", *(["--upgrade"] if options.upgrade else [])]
-        subprocess.run([*command, *LOCKS[name], "-o", f"requirements/{name}.lock"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL, env=os.environ)
+        subprocess.run(
+            [*command, *LOCKS[name], "-o", f"requirements/{name}.lock"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL, env=os.environ
+        )
     return 0
 
 
