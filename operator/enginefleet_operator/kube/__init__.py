@@ -1,0 +1,1 @@
+"""The cluster as the operator sees it: client, caches, work queue, lease, events, metrics."""
