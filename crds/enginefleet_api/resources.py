@@ -313,6 +313,8 @@ class ModelDeploymentStatus(Contract):
     retry_token: str = ""
     resolved: Resolved | None = None
     prepare: AttemptState | None = None
+    prepare_inputs_key: str = ""
+    """The inputs that `prepare` is about."""
     classes: list[ClassStatus] = Field(default_factory=list)
     conditions: list[Condition] = Field(default_factory=list)
 
@@ -369,6 +371,14 @@ class ProbedRuntime(Contract):
     at: str = ""
 
 
+class ProbeState(AttemptState):
+    """Attempts to probe one image on one hardware group."""
+
+    image: str = ""
+    host_digest: str = ""
+    node: str = ""
+
+
 class ClassFingerprint(Contract):
     id: str
     summary: str = ""
@@ -381,7 +391,7 @@ class HardwareClassStatus(Contract):
     summary: str = ""
     fingerprints: list[ClassFingerprint] = Field(default_factory=list)
     probed: list[ProbedRuntime] = Field(default_factory=list)
-    probe: AttemptState | None = None
+    probes: list[ProbeState] = Field(default_factory=list)
     conditions: list[Condition] = Field(default_factory=list)
 
 

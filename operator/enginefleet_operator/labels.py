@@ -1,0 +1,48 @@
+"""Label and annotation keys, all below enginefleet.io: one place for their names and meaning."""
+
+from __future__ import annotations
+
+from enginefleet_api.identity import short_hash
+
+GROUP = "enginefleet.io"
+
+MODEL_DEPLOYMENT = f"{GROUP}/model-deployment"
+"""On every generated object: the name of the ModelDeployment."""
+ROLE = f"{GROUP}/role"
+"""prepare, build, probe, serve."""
+HARDWARE_CLASS = f"{GROUP}/hardware-class"
+ENGINE_BUILD = f"{GROUP}/engine-build"
+ATTEMPT = f"{GROUP}/attempt"
+FINGERPRINT = f"{GROUP}/fingerprint"
+RELEASE = f"{GROUP}/release"
+IMAGE_DIGEST = f"{GROUP}/image-digest"
+BLOB = f"{GROUP}/blob"
+"""Annotations on a workload: the full image digest, and the engine's digest."""
+INPUTS_KEY = f"{GROUP}/inputs-key"
+
+RETRY = f"{GROUP}/retry"
+REFRESH = f"{GROUP}/refresh"
+
+FP_PREFIX = f"fp.{GROUP}/"
+RELEASE_PREFIX = f"release.{GROUP}/"
+DRAINING = "draining-to."
+
+
+def image_short(image_digest: str) -> str:
+    """First 8 hex digits of an image digest: what stands in label keys."""
+    return image_digest.removeprefix("sha256:")[:8]
+
+
+def fp_key(hardware_class: str, image_digest: str = "") -> str:
+    """Node label with the node's fingerprint under a class; with an image digest: under that very image."""
+    return FP_PREFIX + hardware_class + (f".{image_short(image_digest)}" if image_digest else "")
+
+
+def release_key(namespace: str, name: str) -> str:
+    """Node label that says which release of a ModelDeployment the node runs."""
+    return RELEASE_PREFIX + short_hash(namespace, name)
+
+
+def release_value(release: str, blob: str) -> str:
+    """A release with the engine that is pinned in its template: another blob is another workload."""
+    return f"{release}-{blob.removeprefix('sha256:')[:8]}"

@@ -1,0 +1,263 @@
+"""Decisions about one HardwareClass: which runtime images are to be probed where, what its nodes are, and the labels that say so."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from enginefleet_api import fingerprint
+from enginefleet_api.errors import FailureClass
+from enginefleet_api.identity import object_name
+from enginefleet_api.jobs import ProbeReport
+from enginefleet_api.resources import (
+    ClassFingerprint,
+    HardwareClassStatus,
+    NodeFingerprintSpec,
+    Observation,
+    ProbedRuntime,
+    ProbeState,
+)
+
+from .. import labels
+from . import retry, stages, support
+from .model import Action, Delete, Event, Failure, HardwareClass, Job, LabelNode, Node, Plan, Settings, StartProbe, WriteObservations
+from .status import Say, merge_conditions
+
+
+@dataclass(frozen=True, slots=True)
+class ClassSnapshot:
+    hardware_class: HardwareClass
+    nodes: tuple[Node, ...]
+    """Every node of the cluster."""
+    fingerprints: Mapping[str, NodeFingerprintSpec]
+    jobs: tuple[Job, ...] = ()
+    """Probe Jobs of this class."""
+    images_in_use: frozenset[str] = frozenset()
+    """Digests of images whose engines some workload of this class still serves."""
+    settings: Settings = field(default_factory=Settings)
+
+
+def decide_class(s: ClassSnapshot, now: float) -> Plan:
+    """Probe what is unknown, derive each node's observations from host and runtime facts, label the nodes, report."""
+    hwc = s.hardware_class
+    refused = list(support.unsupported_class(hwc.spec))
+    mine = sorted((n for n in s.nodes if stages.matches(hwc, n)), key=lambda n: n.name)
+    actions: list[Action] = []
+    events: list[Event] = []
+    probed = list(hwc.status.probed)
+    states = {(p.image, p.host_digest): p for p in hwc.status.probes}
+    wakes: list[float] = []
+    groups: dict[str, list[Node]] = {}
+    for node in mine:
+        nf = s.fingerprints.get(node.name)
+        if nf is not None and nf.host is not None:
+            groups.setdefault(nf.host.digest, []).append(node)
+    image = hwc.spec.runtime.image
+    waiting: list[str] = []
+    if not refused:
+        for host_digest, members in sorted(groups.items()):
+            if any(p.image == image and p.host_digest == host_digest for p in probed):
+                continue
+            state = states.get((image, host_digest))
+            found = _probe(s, host_digest, members, state, now)
+            actions += found.actions
+            events += found.events
+            if found.state is not None:
+                states[image, host_digest] = found.state
+            if found.probed is not None:
+                probed.append(found.probed)
+            else:
+                waiting.append(found.message)
+            if found.wake_at is not None:
+                wakes.append(found.wake_at)
+    # what no node of ours and no workload needs is forgotten: a class's status must not grow with its history
+    live_hosts = set(groups)
+    probed = [p for p in probed if p.image == image or p.image_digest in s.images_in_use or p.host_digest in live_hosts and _recent(p, probed)]
+    kept_states = [p for (i, h), p in sorted(states.items()) if i == image and h in live_hosts]
+    keep_digests = {p.image_digest for p in probed if p.image == image} | s.images_in_use
+    counts: dict[str, ClassFingerprint] = {}
+    for node in s.nodes:
+        member = node in mine
+        observations, current = _observe(hwc, s.fingerprints.get(node.name), probed, keep_digests) if member else ((), None)
+        nf = s.fingerprints.get(node.name)
+        if nf is not None:
+            before = tuple(o for o in nf.observations if o.hardware_class == hwc.name)
+            if before != observations:
+                actions.append(WriteObservations(node.name, observations))
+        if current is not None:
+            seen = counts.get(current.id)
+            counts[current.id] = ClassFingerprint(id=current.id, summary=current.summary, nodes=(seen.nodes if seen else 0) + 1)
+        # a host that is not known at this moment keeps its labels: the agent may just be restarting
+        if not member or (nf is not None and nf.host is not None and nf.host.digest in {p.host_digest for p in probed}):
+            changes = _labels(hwc.name, node, observations, current, member)
+            if changes:
+                actions.append(LabelNode(node.name, node.resource_version, changes, "its fingerprint under this class"))
+    status = _status(s, refused, mine, groups, waiting, counts, probed, kept_states, now)
+    changed = status.to_json_dict()
+    return Plan(tuple(actions), None if changed == hwc.status.to_json_dict() else changed, tuple(events), min(wakes, default=None))
+
+
+def _recent(p: ProbedRuntime, probed: list[ProbedRuntime]) -> bool:
+    """The last two images stay known, so that going back to one needs no probe."""
+    images = list(dict.fromkeys(q.image for q in reversed(probed)))
+    return p.image in images[:2]
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    state: ProbeState | None = None
+    probed: ProbedRuntime | None = None
+    actions: tuple[Action, ...] = ()
+    events: tuple[Event, ...] = ()
+    message: str = ""
+    wake_at: float | None = None
+
+
+def _probe(s: ClassSnapshot, host_digest: str, members: list[Node], state: ProbeState | None, now: float) -> _Probe:
+    hwc, image = s.hardware_class, s.hardware_class.spec.runtime.image
+    number = (state.attempts if state else 0) + 1
+    name = object_name(f"{hwc.name}-probe", hwc.uid, image, host_digest, str(number))
+    job = next((j for j in s.jobs if j.name == name), None)
+    if job is None or job.deleting:
+        due = retry.due_at(state)
+        if retry.is_permanent(state):
+            return _Probe(state, message=state.last_failure.message if state and state.last_failure else "")
+        if due is not None and now < due:
+            last = state.last_failure if state else None
+            return _Probe(state, message=f"{last.reason}: {last.message} Attempt {number} at {state.next_attempt_at if state else ''}." if last else "", wake_at=due)
+        if job is not None:
+            return _Probe(state, message="its last probe Job is being deleted")
+        ready = [n for n in members if n.ready and not n.unschedulable]
+        if not ready:
+            return _Probe(state, message=f"no node of hardware group {host_digest} is Ready and schedulable")
+        ready.sort(key=lambda n: (state is not None and n.name == state.node, hashlib.sha256(f"{n.name} {image}".encode()).hexdigest()))
+        event = Event("ProbeStarted", f"Job {name} looks into {image} on node {ready[0].name}.")
+        return _Probe(state, actions=(StartProbe(name, number, host_digest, ready[0].name),), events=(event,), message=f"Job {name} starts")
+    if job.active:
+        if job.node and not any(n.name == job.node for n in s.nodes):
+            return _Probe(state, actions=(Delete("Job", job.name, job.uid, "its node is gone"),), message="its node is gone")
+        return _Probe(state, message="{}: {}".format(*job.waiting) if job.waiting else f"Job {job.name} runs")
+    digest = image_digest(job.image_id, image)
+    if isinstance(job.report, ProbeReport) and digest:
+        record = ProbedRuntime(image=image, image_digest=digest, host_digest=host_digest, runtime=job.report.runtime, at=retry.timestamp(now))
+        return _Probe(_with(state, image, host_digest, job, attempts=number), record)
+    failure = job.failure or Failure(FailureClass.TRANSIENT, "ReportMissing", f"Job {name} ended without a readable report or image digest.")
+    after = retry.after_failure(state, name, failure, now, s.settings.retry_base)
+    kept = ProbeState.model_validate({**after.model_dump(), "image": image, "host_digest": host_digest, "node": job.node})
+    event = Event(failure.reason, f"Probing {image} failed: {failure.message}", warning=True)
+    return _Probe(kept, events=(event,), message=f"{failure.reason}: {failure.message}", wake_at=retry.due_at(after))
+
+
+def _with(state: ProbeState | None, image: str, host_digest: str, job: Job, attempts: int) -> ProbeState:
+    return ProbeState(job=job.name, attempts=attempts, image=image, host_digest=host_digest, node=job.node)
+
+
+def image_digest(image_id: str, image: str) -> str:
+    """`sha256:…` of a resolved image: from the reference where it is pinned there, else from what the kubelet reports; "" when neither has one.
+
+    Kubelets report `name@sha256:…`, `docker-pullable://name@sha256:…` or a bare `sha256:…`.
+    """
+    for text in (image, image_id):
+        _, mark, digest = text.rpartition("sha256:")
+        if mark and len(digest) == 64 and all(c in "0123456789abcdef" for c in digest):
+            return f"sha256:{digest}"
+    return ""
+
+
+def _observe(
+    hwc: HardwareClass, nf: NodeFingerprintSpec | None, probed: list[ProbedRuntime], keep: set[str] | frozenset[str]
+) -> tuple[tuple[Observation, ...], Observation | None]:
+    """Observations of one node, sorted by image digest, and the one under the class's current image."""
+    if nf is None or nf.host is None:
+        return (tuple(o for o in nf.observations if o.hardware_class == hwc.name) if nf is not None else ()), None
+    found: dict[str, Observation] = {}
+    current = None
+    for p in probed:
+        if p.host_digest != nf.host.digest or p.image_digest not in keep:
+            continue
+        facts = fingerprint.combine(nf.host.facts, p.runtime)
+        o = Observation.model_validate(
+            {
+                "class": hwc.name,
+                "imageDigest": p.image_digest,
+                "device": "cpu",
+                "id": fingerprint.identify(facts),
+                "summary": fingerprint.summary(facts),
+                "facts": facts,
+                "hostDigest": nf.host.digest,
+            }
+        )
+        found[p.image_digest] = o
+        if p.image == hwc.spec.runtime.image:
+            current = o
+    return tuple(found[digest] for digest in sorted(found)), current
+
+
+def _labels(name: str, node: Node, observations: tuple[Observation, ...], current: Observation | None, member: bool) -> dict[str, str | None]:
+    """What must change so that the node carries one label an image, and the plain one for people."""
+    wanted: dict[str, str] = {labels.fp_key(name, o.image_digest): o.id for o in observations}
+    plain = labels.fp_key(name)
+    if current is not None:
+        wanted[plain] = current.id
+    elif member and plain in node.labels:
+        wanted[plain] = node.labels[plain]  # the new image is not probed yet: the old truth stands until then
+    have = {key: value for key, value in node.labels.items() if key == plain or key.startswith(plain + ".")}
+    changes: dict[str, str | None] = {key: value for key, value in wanted.items() if have.get(key) != value}
+    changes |= {key: None for key in have if key not in wanted}
+    return changes
+
+
+def _status(
+    s: ClassSnapshot,
+    refused: list[str],
+    mine: list[Node],
+    groups: Mapping[str, list[Node]],
+    waiting: list[str],
+    counts: Mapping[str, ClassFingerprint],
+    probed: list[ProbedRuntime],
+    states: list[ProbeState],
+    now: float,
+) -> HardwareClassStatus:
+    hwc = s.hardware_class
+    silent = len(mine) - sum(len(members) for members in groups.values())
+    if refused:
+        say = Say(False, "NotYetSupported", "; ".join(refused) + ".")
+    elif not mine:
+        say = Say(False, "NoMatchingNodes", "No node has the labels of spec.nodeSelector.")
+    elif waiting:
+        say = Say(False, "Probing", waiting[0])
+    elif silent:
+        say = Say(False, "AgentSilent", f"The node agent has not reported on {silent} of {len(mine)} nodes.")
+    else:
+        say = Say(True, "Observed", f"{len(mine)} nodes, {len(counts)} fingerprints.")
+    stalled = bool(refused) or any(retry.is_permanent(p) for p in states)
+    conditions = {
+        "Ready": say,
+        "Reconciling": Say(not say.status and not stalled, say.reason if not say.status else "Idle", ""),
+        "Stalled": Say(stalled, say.reason if stalled else "Progressing", say.message if stalled else ""),
+    }
+    return HardwareClassStatus(
+        observed_generation=hwc.generation,
+        nodes=len(mine),
+        summary="; ".join(f"{c.nodes}x {c.summary}" for c in sorted(counts.values(), key=lambda c: c.id))[:512] or say.message,
+        fingerprints=sorted(counts.values(), key=lambda c: c.id),
+        probed=probed,
+        probes=states,
+        conditions=merge_conditions(hwc.status.conditions, conditions, hwc.generation, now),
+    )
+
+
+def orphaned_labels(nodes: tuple[Node, ...], model_deployments: frozenset[str], classes: frozenset[str]) -> list[LabelNode]:
+    """Labels of ours that nobody owns any more: of ModelDeployments (by release key) and HardwareClasses that are gone."""
+    found: list[LabelNode] = []
+    for node in nodes:
+        gone: dict[str, str | None] = {}
+        for key in node.labels:
+            if key.startswith(labels.RELEASE_PREFIX) and key not in model_deployments:
+                gone[key] = None
+            elif key.startswith(labels.FP_PREFIX) and key.removeprefix(labels.FP_PREFIX).partition(".")[0] not in classes:
+                gone[key] = None
+        if gone:
+            found.append(LabelNode(node.name, node.resource_version, gone, "its owner is gone"))
+    return found

@@ -1,0 +1,54 @@
+"""`decide`: one snapshot of a ModelDeployment and the time in, one plan out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+from . import stages, status
+from .model import Action, CreateBuild, Event, Plan, Snapshot, StartBuild, StartPrepare
+from .serving import serving
+
+
+def decide(s: Snapshot, now: float) -> Plan:
+    """Read top-down: is it allowed, is it prepared, which engines are missing, who may move, what do we say.
+
+    Whatever stops an early stage leaves what serves alone: workloads and labels are decided from the engines that passed, every time.
+    """
+    problems = tuple(stages.admission(s))
+    actions: list[Action] = []
+    events: list[Event] = []
+    wakes: list[float] = []
+    prepared: stages.Prepared | None = None
+    stage = stages.BuildStage((), {})
+    if not problems:
+        prepared = stages.prepare(s, now)
+        actions += prepared.actions
+        events += prepared.events
+        wakes += [prepared.wake_at] if prepared.wake_at is not None else []
+        if prepared.start:
+            actions.append(StartPrepare(prepared.start, prepared.number, prepared.key))
+        if prepared.resolved is not None:
+            stage = stages.builds(s, prepared.resolved, now)
+            actions += [CreateBuild(w.name, w.spec) for w in stages.missing_builds(s, stage)]
+            actions += stage.actions
+            uids = {b.name: b.uid for b in s.builds}
+            actions += [StartBuild(job, number, w.name, uids[w.name], w.spec, avoid) for w, job, number, avoid in stage.start]
+            actions += stages.obsolete_builds(s, stage)
+            events += stage.events
+            wakes += [stage.wake_at] if stage.wake_at is not None else []
+    resolved = prepared.resolved if prepared is not None else None
+    served = serving(s, resolved, stage.wanted, stage.passed)
+    # while prepare runs for new inputs (or something is missing) nothing is retired and nothing moves: the old release serves
+    if resolved is not None:
+        actions += served.actions
+    new_status, transitions = status.model_status(s, problems, prepared, stage, served, now)
+    events += transitions
+    changed: Mapping[str, Any] | None = new_status.to_json_dict()
+    if changed == s.status.to_json_dict():
+        changed = None
+    return Plan(tuple(actions), changed, tuple(events), min(wakes, default=None))
+
+
+

@@ -1,0 +1,280 @@
+"""What decisions read (the snapshot) and what they answer (the plan): frozen data, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from enginefleet_api.errors import FailureClass
+from enginefleet_api.jobs import BuildReport, PrepareReport, ProbeReport
+from enginefleet_api.resources import (
+    EngineBuildSpec,
+    EngineBuildStatus,
+    EngineStoreSpec,
+    HardwareClassSpec,
+    HardwareClassStatus,
+    ModelDeploymentSpec,
+    ModelDeploymentStatus,
+    NodeFingerprintSpec,
+    Observation,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the operator was started with, as far as decisions depend on it."""
+
+    namespace: str = "enginefleet-system"
+    retry_base: float = 30.0
+    """Seconds before the first retry of a transient failure; doubled up to an hour."""
+    job_ttl: int = 86400
+    cache_path: str = "/var/lib/enginefleet/cache"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    name: str
+    resource_version: str
+    labels: Mapping[str, str]
+    ready: bool
+    unschedulable: bool = False
+    taints: tuple[Mapping[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareClass:
+    name: str
+    uid: str
+    generation: int
+    spec: HardwareClassSpec
+    status: HardwareClassStatus
+
+    @property
+    def digests(self) -> Mapping[str, str]:
+        """host digest → image digest of the *current* image, as far as probed."""
+        return {p.host_digest: p.image_digest for p in self.status.probed if p.image == self.spec.runtime.image}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a Job failed, whoever noticed."""
+
+    failure_class: FailureClass
+    reason: str
+    message: str
+    hint: str = ""
+    log_tail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A Job with what its pods said. `finished` with neither report nor failure does not exist: see kube.views."""
+
+    name: str
+    uid: str
+    role: str
+    attempt: int
+    build: str = ""
+    inputs_key: str = ""
+    active: bool = True
+    deleting: bool = False
+    live_pods: int = 0
+    node: str = ""
+    created: float = 0.0
+    report: PrepareReport | BuildReport | ProbeReport | None = None
+    failure: Failure | None = None
+    image_id: str = ""
+    waiting: tuple[str, str] | None = None
+    """(reason, message) when its pod can't start."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBuild:
+    name: str
+    uid: str
+    created: str
+    spec: EngineBuildSpec
+    status: EngineBuildStatus
+    deleting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A DaemonSet that serves one engine."""
+
+    name: str
+    uid: str
+    hardware_class: str
+    fingerprint: str
+    label: str
+    """Value of the release label that it selects."""
+    build: str
+    image_digest: str
+    blob: str
+    deleting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServingPod:
+    name: str
+    uid: str
+    node: str
+    workload_label: str
+    ready: bool
+    deleting: bool = False
+    trouble: tuple[str, str] | None = None
+    """(reason, message) when it can't serve: a refused fetch, a crash loop, an image that can't be pulled."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHolder:
+    """Another pod that holds the device a build waits for."""
+
+    node: str
+    resource: str
+    pod: str
+    """namespace/name"""
+    since: str
+    ours: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that decisions about one ModelDeployment read, gathered at one time."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    annotations: Mapping[str, str]
+    spec: ModelDeploymentSpec
+    status: ModelDeploymentStatus
+    classes: Mapping[str, HardwareClass]
+    """Every HardwareClass of the cluster by name."""
+    namespace_labels: Mapping[str, str]
+    store: EngineStoreSpec | None
+    nodes: tuple[Node, ...]
+    fingerprints: Mapping[str, NodeFingerprintSpec]
+    """By node name."""
+    builds: tuple[EngineBuild, ...] = ()
+    jobs: tuple[Job, ...] = ()
+    workloads: tuple[Workload, ...] = ()
+    pods: tuple[ServingPod, ...] = ()
+    holders: tuple[DeviceHolder, ...] = ()
+    has_service: bool = False
+    settings: Settings = field(default_factory=Settings)
+
+
+# ---- the plan ----
+
+
+@dataclass(frozen=True, slots=True)
+class StartPrepare:
+    job: str
+    attempt: int
+    inputs_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class CreateBuild:
+    """Create an EngineBuild."""
+
+    name: str
+    spec: EngineBuildSpec
+
+
+@dataclass(frozen=True, slots=True)
+class StartBuild:
+    job: str
+    attempt: int
+    build: str
+    build_uid: str
+    spec: EngineBuildSpec
+    avoid: tuple[str, ...] = ()
+    """Nodes where it failed last for reasons of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreateWorkload:
+    """Create the DaemonSet of one engine: nothing in it ever changes afterwards."""
+
+    name: str
+    hardware_class: str
+    release: str
+    label: str
+    """Value of the release label that its nodes carry."""
+    build: str
+    spec: EngineBuildSpec
+    blob: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class CreateService:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartProbe:
+    """Probe the current image of a class on one node of a hardware group."""
+
+    job: str
+    attempt: int
+    host_digest: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteObservations:
+    """All observations of one node that this operator makes: what is not listed is taken back."""
+
+    node: str
+    observations: tuple[Observation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    kind: str
+    """Job | DaemonSet | EngineBuild | Pod"""
+    name: str
+    uid: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class LabelNode:
+    """Set (or, with None, remove) labels of a node as it was at `resource_version`."""
+
+    node: str
+    resource_version: str
+    labels: Mapping[str, str | None]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBuildStatus:
+    name: str
+    status: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    reason: str
+    message: str
+    warning: bool = False
+
+
+Action = (
+    StartPrepare | CreateBuild | StartBuild | CreateWorkload | CreateService | StartProbe | WriteObservations | Delete | LabelNode | WriteBuildStatus
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now: actions in this order, then the status (None: unchanged), then events. `wake_at`: look again then."""
+
+    actions: tuple[Action, ...] = ()
+    status: Mapping[str, Any] | None = None
+    events: tuple[Event, ...] = ()
+    wake_at: float | None = None

@@ -1,0 +1,129 @@
+"""From passed engines to workloads and node labels: which DaemonSets must exist, which node moves now, what may go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from enginefleet_api.identity import object_name
+from enginefleet_api.resources import EngineBuildStatus, Resolved
+
+from .. import labels
+from . import requests, rollout
+from .model import Action, CreateService, CreateWorkload, Delete, HardwareClass, LabelNode, Node, ServingPod, Snapshot
+from .stages import Wanted, nodes_of, targets
+
+BROKEN = frozenset({"CrashLoopBackOff", "ImagePullBackOff", "ErrImagePull", "InvalidImageName", "CreateContainerConfigError", "RunContainerError"})
+"""Reasons of a waiting container after which it does not get ready by itself soon."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassRollout:
+    """How one class stands. `held`: why no further node moves; `release` is what it moves to, "" while no engine is proven."""
+
+    hardware_class: HardwareClass
+    nodes: tuple[rollout.NodeState, ...]
+    release: str
+    stable: str
+    held: str
+    flips: tuple[rollout.Flip, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    classes: tuple[ClassRollout, ...]
+    actions: tuple[Action, ...]
+
+
+def serving(s: Snapshot, pinned: Resolved | None, wanted: tuple[Wanted, ...], passed: Mapping[str, EngineBuildStatus]) -> Serving:
+    """A node's target is the label of the engine that passed for its fingerprint; without one it keeps what it has."""
+    key = labels.release_key(s.namespace, s.name)
+    actions: list[Action] = []
+    goal: dict[str, str] = {}
+    releases: dict[str, str] = {}
+    creates: dict[str, CreateWorkload] = {}
+    for want in wanted:
+        status = passed.get(want.name)
+        if pinned is None or status is None or status.engine is None:
+            continue
+        release = requests.release(s.spec, pinned, want.image_digest)
+        blob, size = str(status.engine["blob"]), int(status.engine["size"])
+        label = labels.release_value(release, blob)
+        # the gate is not part of it: a stricter gate that passes restarts nothing
+        name = object_name(s.name, s.uid, want.hardware_class.name, release, want.fingerprint, blob)
+        releases[want.hardware_class.name] = release
+        creates[name] = CreateWorkload(name, want.hardware_class.name, release, label, want.name, want.spec, blob, size)
+        for node in want.nodes:
+            goal[node] = label
+    existing = {w.name: w for w in s.workloads}
+    actions += [create for name, create in creates.items() if name not in existing]
+    results: list[ClassRollout] = []
+    for hardware_class in targets(s):
+        states = tuple(_state(s, key, node, goal.get(node.name, "")) for node in nodes_of(s, hardware_class))
+        flips, held = rollout.step(states, s.spec.rollout.max_unavailable, s.spec.rollout.max_failures, s.spec.paused)
+        stale = [state.current.removeprefix(labels.DRAINING) for state in states if rollout.classify(state) is rollout.State.STALE]
+        results.append(
+            ClassRollout(
+                hardware_class,
+                states,
+                releases.get(hardware_class.name, ""),
+                stale[0].partition("-")[0] if stale else releases.get(hardware_class.name, ""),
+                held,
+                tuple(flips),
+            )
+        )
+        by_name = {node.name: node for node in s.nodes}
+        # a label is set only where its workload is there to follow it, or is created in this very plan before it
+        actions += [LabelNode(f.node, by_name[f.node].resource_version, {key: f.value}, f.why) for f in flips]
+    actions += _unlabel(s, key)
+    actions += _retire(s, key, set(creates))
+    if creates and not s.has_service:
+        actions.append(CreateService(service_name(s.name, s.uid)))
+    return Serving(tuple(results), tuple(actions))
+
+
+def service_name(name: str, uid: str) -> str:
+    """The ModelDeployment's own name where that is a name for a Service, else a generated one."""
+    return name if "." not in name and len(name) <= 63 and name[:1].isalpha() else object_name(name, uid, "service")
+
+
+def _state(s: Snapshot, key: str, node: Node, target: str) -> rollout.NodeState:
+    current = node.labels.get(key, "")
+    pods = [p for p in s.pods if p.node == node.name]
+    mine = [p for p in pods if p.workload_label == current and not p.deleting]
+    return rollout.NodeState(
+        name=node.name,
+        current=current,
+        target=target or ("" if not current else current.removeprefix(labels.DRAINING) if current.startswith(labels.DRAINING) else ""),
+        reachable=node.ready,
+        serving=any(p.ready for p in mine),
+        pods=len(pods),
+        failed=any(_broken(p) for p in mine),
+        schedulable=not node.unschedulable,
+    )
+
+
+def _broken(pod: ServingPod) -> bool:
+    return pod.trouble is not None and not pod.ready
+
+
+def _unlabel(s: Snapshot, key: str) -> list[Action]:
+    """Nodes that carry this ModelDeployment's label and belong to none of its classes any more."""
+    mine = {node.name for hardware_class in targets(s) for node in nodes_of(s, hardware_class)}
+    if len(targets(s)) < len(s.spec.targets):
+        return []  # a class that is missing may come back in a minute: never stop what works
+    return [
+        LabelNode(node.name, node.resource_version, {key: None}, "no target class matches the node any more")
+        for node in s.nodes
+        if key in node.labels and node.name not in mine
+    ]
+
+
+def _retire(s: Snapshot, key: str, current: set[str]) -> list[Action]:
+    """Workloads whose label no node carries, and which are not what nodes move to."""
+    used = {node.labels[key].removeprefix(labels.DRAINING) for node in s.nodes if key in node.labels}
+    return [
+        Delete("DaemonSet", w.name, w.uid, "no node runs this release any more")
+        for w in s.workloads
+        if w.name not in current and w.label not in used and not w.deleting and not any(p.workload_label == w.label for p in s.pods)
+    ]

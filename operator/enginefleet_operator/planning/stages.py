@@ -1,0 +1,422 @@
+"""The stages of one ModelDeployment, each a small function over the snapshot: admission, prepare, builds, workloads.
+
+Each returns what it wants done and what it says to people; `decide.py` puts them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from enginefleet_api.documents import Answer
+from enginefleet_api.errors import FailureClass
+from enginefleet_api.identity import object_name
+from enginefleet_api.jobs import BuildReport, PrepareReport
+from enginefleet_api.resources import AttemptState, EngineBuildSpec, EngineBuildStatus, Observation, Resolved
+
+from .. import labels
+from . import requests, retry, support
+from .model import Action, Delete, EngineBuild, Event, Failure, HardwareClass, Job, Node, Snapshot, WriteBuildStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that keeps a ModelDeployment from going on. `stalled`: no waiting will cure it."""
+
+    reason: str
+    message: str
+    stalled: bool = False
+
+
+# ---- admission: what the schema cannot see ----
+
+
+def admission(s: Snapshot) -> Iterator[Problem]:
+    for text in support.unsupported_model_deployment(s.spec):
+        yield Problem("NotYetSupported", f"{text}.", stalled=True)
+    if s.store is None:
+        yield Problem("StoreNotFound", f"EngineStore {s.spec.store_ref.name!r} does not exist in namespace {s.namespace}: create it.")
+    else:
+        for text in support.unsupported_store(s.store):
+            yield Problem("NotYetSupported", f"EngineStore {s.spec.store_ref.name}: {text}.", stalled=True)
+    for target in s.spec.targets:
+        name = target.hardware_class or ""
+        found = s.classes.get(name)
+        if not name:
+            continue
+        if found is None:
+            known = ", ".join(sorted(s.classes)) or "none"
+            yield Problem("HardwareClassNotFound", f"HardwareClass {name!r} does not exist (there are: {known}): create it or correct spec.targets.")
+            continue
+        allowed = found.spec.allowed_namespaces
+        if allowed is not None and any(s.namespace_labels.get(k) != v for k, v in allowed.match_labels.items()):
+            wanted = ", ".join(f"{k}={v}" for k, v in sorted(allowed.match_labels.items()))
+            yield Problem("NamespaceNotAllowed", f"HardwareClass {name!r} allows namespaces with the labels {wanted}; {s.namespace} is not one.")
+        for text in support.unsupported_class(found.spec):
+            yield Problem("NotYetSupported", f"HardwareClass {name}: {text}.", stalled=True)
+    yield from _overlap(s)
+
+
+def _overlap(s: Snapshot) -> Iterator[Problem]:
+    chosen = targets(s)
+    for node in s.nodes:
+        mine = [c.name for c in chosen if matches(c, node)]
+        if len(mine) > 1:
+            yield Problem(
+                "AmbiguousHardwareClass",
+                f"node {node.name} matches the HardwareClasses {' and '.join(mine)}: narrow a nodeSelector or drop a target.",
+                stalled=True,
+            )
+            return
+
+
+def targets(s: Snapshot) -> list[HardwareClass]:
+    """The classes of spec.targets that exist, in the order written."""
+    return [s.classes[t.hardware_class] for t in s.spec.targets if t.hardware_class and t.hardware_class in s.classes]
+
+
+def matches(hardware_class: HardwareClass, node: Node) -> bool:
+    return all(node.labels.get(key) == value for key, value in hardware_class.spec.node_selector.match_labels.items())
+
+
+def nodes_of(s: Snapshot, hardware_class: HardwareClass) -> list[Node]:
+    """Nodes that match, in name order."""
+    return sorted((n for n in s.nodes if matches(hardware_class, n)), key=lambda n: n.name)
+
+
+def observation(s: Snapshot, hardware_class: HardwareClass, node: Node) -> Observation | None:
+    """What the node is under the class's current image; None while it is not known."""
+    found = s.fingerprints.get(node.name)
+    if found is None or found.host is None:
+        return None
+    digest = hardware_class.digests.get(found.host.digest)
+    for o in found.observations:
+        if o.hardware_class == hardware_class.name and o.image_digest == digest and o.host_digest == found.host.digest:
+            return o
+    return None
+
+
+# ---- attempts of a Job: one automaton for prepare and build ----
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Where an attempt stands. `start`: name of the Job to create now."""
+
+    state: AttemptState | None
+    start: str = ""
+    number: int = 0
+    running: Job | None = None
+    report: PrepareReport | BuildReport | None = None
+    failed: Failure | None = None
+    """Set when this pass saw the failure first."""
+    wake_at: float | None = None
+
+
+def attempt(s: Snapshot, jobs: list[Job], state: AttemptState | None, stem: str, identity: tuple[str, ...], now: float) -> Attempt:
+    """Look at the Jobs of one thing to do: is one running, done, failed, due?
+
+    The Job's name holds the number of attempts recorded as failed or done, so that a restart between any two writes finds the same name.
+    """
+    number = (state.attempts if state else 0) + 1
+    name = object_name(stem, s.uid, *identity, str(number))
+    current = next((j for j in jobs if j.name == name and not j.deleting), None)
+    if current is None:
+        if any(j.live_pods or (j.active and not j.deleting) for j in jobs):
+            return Attempt(state, running=next(j for j in jobs if j.live_pods or (j.active and not j.deleting)))
+        due = retry.due_at(state)
+        if retry.is_permanent(state):
+            return Attempt(state)
+        if due is not None and now < due:
+            return Attempt(state, wake_at=due)
+        if any(j.name == name for j in jobs):
+            return Attempt(state)  # being deleted: its going wakes us
+        return Attempt(state, start=name, number=number)
+    if current.active:
+        return Attempt(state, running=current)
+    if current.failure is None and isinstance(current.report, PrepareReport | BuildReport):
+        return Attempt(retry.after_success(state, name), report=current.report)
+    failure = current.failure or Failure(FailureClass.TRANSIENT, "ReportMissing", f"Job {name} ended without a readable report.")
+    after = retry.after_failure(state, name, failure, now, s.settings.retry_base)
+    return Attempt(after, failed=failure, wake_at=retry.due_at(after))
+
+
+# ---- prepare ----
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """`resolved` is None until prepare has succeeded for the present inputs."""
+
+    key: str
+    resolved: Resolved | None
+    state: AttemptState | None
+    actions: tuple[Action, ...] = ()
+    events: tuple[Event, ...] = ()
+    start: str = ""
+    number: int = 0
+    running: Job | None = None
+    wake_at: float | None = None
+
+
+def prepare(s: Snapshot, now: float) -> Prepared:
+    assert s.store is not None
+    key = requests.inputs_key(s.spec, s.store, s.annotations.get(labels.REFRESH, ""))
+    jobs = [j for j in s.jobs if j.role == "prepare"]
+    outdated: tuple[Action, ...] = tuple(
+        Delete("Job", j.name, j.uid, "its inputs have changed") for j in jobs if j.inputs_key != key and j.active and not j.deleting
+    )
+    if s.status.resolved is not None and s.status.resolved.inputs_key == key:
+        return Prepared(key, s.status.resolved, s.status.prepare, outdated)
+    state = s.status.prepare
+    if state is not None and state.job and not any(j.name == state.job and j.inputs_key == key for j in s.jobs) and _of_other_inputs(s, key):
+        state = retry.reset(state)  # a failure of other inputs says nothing of these
+    if s.annotations.get(labels.RETRY, "") != s.status.retry_token:
+        state = retry.reset(state)
+    found = attempt(s, [j for j in jobs if j.inputs_key == key], state, f"{s.name}-prepare", (key,), now)
+    events: tuple[Event, ...] = ()
+    if found.start:
+        events = (Event("PrepareStarted", f"Job {found.start} prepares the model (attempt {found.number})."),)
+    if isinstance(found.report, PrepareReport):
+        pinned = requests.resolved(key, found.report)
+        how = "found in the store" if found.report.reused else f"done in {found.report.seconds or '?'} s"
+        return Prepared(key, pinned, found.state, outdated, (Event("Prepared", f"Model {pinned.model[:19]}… prepared: {how}."),))
+    if found.failed is not None:
+        events = (Event(found.failed.reason, f"Prepare failed: {found.failed.message}", warning=True),)
+    return Prepared(key, None, found.state, outdated, events, found.start, found.number, found.running, found.wake_at)
+
+
+def _of_other_inputs(s: Snapshot, key: str) -> bool:
+    return s.status.prepare_inputs_key != "" and s.status.prepare_inputs_key != key
+
+
+# ---- builds ----
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An engine that should exist: one a fingerprint of a class."""
+
+    name: str
+    hardware_class: HardwareClass
+    fingerprint: str
+    summary: str
+    image_digest: str
+    nodes: tuple[str, ...]
+    spec: EngineBuildSpec
+
+
+@dataclass(frozen=True, slots=True)
+class BuildStage:
+    wanted: tuple[Wanted, ...]
+    passed: Mapping[str, EngineBuildStatus]
+    """By EngineBuild name: those that may serve."""
+    statuses: Mapping[str, EngineBuildStatus] = field(default_factory=dict)
+    actions: tuple[Action, ...] = ()
+    events: tuple[Event, ...] = ()
+    start: tuple[tuple[Wanted, str, int, tuple[str, ...]], ...] = ()
+    """(what, Job name, attempt, nodes to avoid)"""
+    wake_at: float | None = None
+
+
+def wanted_builds(s: Snapshot, pinned: Resolved) -> list[Wanted]:
+    assert s.store is not None
+    found: list[Wanted] = []
+    for hardware_class in targets(s):
+        groups: dict[str, list[tuple[str, Observation]]] = {}
+        for node in nodes_of(s, hardware_class):
+            if o := observation(s, hardware_class, node):
+                groups.setdefault(o.id, []).append((node.name, o))
+        for fingerprint, members in sorted(groups.items()):
+            o = members[0][1]
+            request = requests.build_request(
+                s.namespace,
+                s.name,
+                s.spec,
+                s.store,
+                pinned,
+                backend=hardware_class.spec.backend,
+                provider=hardware_class.spec.execution_provider,
+                fingerprint=fingerprint,
+                facts=o.facts,
+            )
+            name = object_name(s.name, s.uid, hardware_class.name, o.image_digest, request.engine_key, request.gate_key)
+            spec = EngineBuildSpec.model_validate(
+                {
+                    "modelDeployment": s.name,
+                    "revision": requests.revision(s.spec, pinned),
+                    "class": hardware_class.name,
+                    "image": hardware_class.spec.runtime.image,
+                    "imageDigest": o.image_digest,
+                    "fingerprint": fingerprint,
+                    "summary": o.summary,
+                    "precision": s.spec.precision,
+                    "preparedKey": request.prepared_key,
+                    "preparedModel": request.prepared_model,
+                    "engineKey": request.engine_key,
+                    "gateKey": request.gate_key,
+                    "request": request.to_json_dict(),
+                }
+            )
+            found.append(Wanted(name, hardware_class, fingerprint, o.summary, o.image_digest, tuple(n for n, _ in members), spec))
+    return found
+
+
+LOST_ENGINE = frozenset({"BlobMissing", "BlobDamaged", "EngineMissing", "EngineDamaged", "NotProven", "VerdictMissing", "BuildRecordMissing"})
+"""What a fetch says when the store no longer holds what was published: the build is opened again, and adopts or rebuilds."""
+
+
+def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
+    wanted = wanted_builds(s, pinned)
+    present = {b.name: b for b in s.builds if not b.deleting}
+    # two classes that share hardware, image and gate want the same engine: one Job builds, the other adopts after it
+    busy: set[str] = {j.build for j in s.jobs if j.role == "build" and j.active}
+    busy_keys = {present[name].spec.engine_key for name in busy if name in present}
+    passed: dict[str, EngineBuildStatus] = {}
+    statuses: dict[str, EngineBuildStatus] = {}
+    actions: list[Action] = []
+    events: list[Event] = []
+    start: list[tuple[Wanted, str, int, tuple[str, ...]]] = []
+    wakes: list[float] = []
+    for want in wanted:
+        build = present.get(want.name)
+        if build is None:
+            continue  # created by decide; its own event brings us back
+        status = build.status
+        if s.annotations.get(labels.RETRY, "") != status.retry_token:
+            phase = status.phase if status.phase == "Passed" else "Waiting"
+            status = status.model_copy(
+                update={"build": retry.reset(status.build), "retry_token": s.annotations.get(labels.RETRY, ""), "phase": phase}
+            )
+        lost = _lost(s, want, status)
+        if lost:
+            events.append(Event("EngineLost", f"{want.name}: {lost}; building again.", warning=True))
+            status = status.model_copy(update={"phase": "Waiting", "engine": None, "message": lost})
+        if status.phase == "Passed":
+            passed[want.name] = status
+        elif status.phase not in ("Failed",) or not retry.is_permanent(status.build):
+            jobs = [j for j in s.jobs if j.role == "build" and j.build == want.name]
+            found = attempt(s, jobs, status.build, want.name[:40], (want.name,), now)
+            status, new_events = _advance(s, want, status, found, now)
+            events += new_events
+            if found.wake_at is not None:
+                wakes.append(found.wake_at)
+            if status.phase == "Passed":
+                passed[want.name] = status
+            elif found.start:
+                if want.spec.engine_key in busy_keys:
+                    status = status.model_copy(update={"phase": "Waiting", "message": "Waiting: the same engine is being built for another class."})
+                else:
+                    busy_keys.add(want.spec.engine_key)
+                    start.append((want, found.start, found.number, _avoid(status)))
+        statuses[want.name] = status
+        if status != build.status:
+            actions.append(WriteBuildStatus(want.name, status.to_json_dict()))
+    return BuildStage(tuple(wanted), passed, statuses, tuple(actions), tuple(events), tuple(start), min(wakes, default=None))
+
+
+def _lost(s: Snapshot, want: Wanted, status: EngineBuildStatus) -> str:
+    blob = (status.engine or {}).get("blob", "")
+    served = {w.label for w in s.workloads if w.build == want.name and w.blob == blob}
+    for pod in s.pods:
+        if pod.workload_label in served and pod.trouble is not None and pod.trouble[0] in LOST_ENGINE:
+            return f"{pod.trouble[0]}: {pod.trouble[1]}"
+    return ""
+
+
+def _avoid(status: EngineBuildStatus) -> tuple[str, ...]:
+    """The node of the last environment fault: another node of the same fingerprint first."""
+    last = status.build.last_failure if status.build else None
+    return (status.node,) if last is not None and last.failure_class == FailureClass.ENVIRONMENT and status.node else ()
+
+
+def _advance(s: Snapshot, want: Wanted, status: EngineBuildStatus, found: Attempt, now: float) -> tuple[EngineBuildStatus, list[Event]]:
+    """The EngineBuild's next status from where its attempt stands."""
+    changes: dict[str, object] = {"build": found.state}
+    events: list[Event] = []
+    job = found.running
+    if isinstance(found.report, BuildReport):
+        report = found.report
+        if report.engine_key != want.spec.engine_key or report.gate_key != want.spec.gate_key:
+            failure = Failure(
+                FailureClass.PERMANENT, "ForeignReport", f"the report is about engine {report.engine_key[:12]}, not {want.spec.engine_key[:12]}."
+            )
+            changes["build"] = retry.after_failure(status.build, found.state.job if found.state else "", failure, now, s.settings.retry_base)
+            changes |= {"phase": "Failed", "message": failure.message}
+            return status.model_copy(update=changes), [Event(failure.reason, failure.message, warning=True)]
+        changes |= {
+            "accuracy": report.accuracy.to_json_dict() if report.accuracy else None,
+            "latency": [item.to_json_dict() for item in report.latency],
+            "durations": report.durations,
+            "reasons": report.reasons,
+            "node": _node_of(s, found) or status.node,
+        }
+        verb = "adopted" if report.adopted else "built"
+        if report.answer is Answer.PASS:
+            changes |= {"phase": "Passed", "engine": {"blob": report.blob, "size": report.size, "adopted": report.adopted}}
+            changes["message"] = f"Passed: engine {verb}" + (f", {report.accuracy.metric} {report.accuracy.value}" if report.accuracy else "") + "."
+            events.append(Event("EngineAdopted" if report.adopted else "EngineBuilt", f"{want.name}: {changes['message']}"))
+        else:
+            said = "; ".join(report.reasons) or "no reason given"
+            reason = "GateFailed" if report.answer is Answer.FAIL else "GateInconclusive"
+            kind = FailureClass.PERMANENT if report.answer is Answer.FAIL else FailureClass.TRANSIENT
+            job_name = found.state.job if found.state else ""
+            failure = Failure(kind, reason, said)
+            changes["build"] = retry.after_failure(status.build, job_name, failure, now, s.settings.retry_base)
+            changes |= {"phase": "Failed" if report.answer is Answer.FAIL else "Inconclusive", "engine": None, "message": f"{reason}: {said}"}
+            events.append(Event(reason, f"{want.name} ({want.hardware_class.name}): {said}", warning=True))
+        return status.model_copy(update=changes), events
+    if found.failed is not None:
+        state = found.state
+        assert state is not None
+        permanent = retry.is_permanent(state)
+        next_text = "" if permanent else f" Attempt {state.attempts + 1} at {state.next_attempt_at}."
+        changes |= {
+            "phase": "Failed" if permanent else "Waiting",
+            "message": f"{found.failed.reason}: {found.failed.message} {found.failed.hint}".rstrip() + next_text,
+            "node": _node_of(s, found) or status.node,
+        }
+        events.append(Event(found.failed.reason, f"{want.name}: {found.failed.message}", warning=True))
+    elif job is not None and job.waiting is not None:
+        changes |= {"phase": "Waiting", "message": "{}: {}".format(*_explain_waiting(s, want, job))}
+    elif job is not None:
+        changes |= {"phase": "Building", "node": job.node or status.node, "message": f"Job {job.name} runs" + (f" on {job.node}." if job.node else ".")}
+    elif found.start:
+        changes |= {"phase": "Building", "message": f"Job {found.start} starts."}
+        events.append(Event("BuildStarted", f"Job {found.start} builds for {want.summary} (attempt {found.number})."))
+    return status.model_copy(update=changes), events
+
+
+def _node_of(s: Snapshot, found: Attempt) -> str:
+    name = found.state.job if found.state else ""
+    return next((j.node for j in s.jobs if j.name == name), "")
+
+
+def _explain_waiting(s: Snapshot, want: Wanted, job: Job) -> tuple[str, str]:
+    """Why a build's pod can't start, in words that name the holder of the device where there is one."""
+    assert job.waiting is not None
+    for holder in s.holders:
+        if holder.node in want.nodes:
+            reason = "BuildNeedsOutage" if holder.ours else "WaitingForDevice"
+            return reason, f"{holder.resource} of node {holder.node} is held by pod {holder.pod} since {holder.since}; the build starts when it is free."
+    return job.waiting
+
+
+def obsolete_builds(s: Snapshot, stage: BuildStage) -> list[Action]:
+    """EngineBuilds that nothing wants and no workload serves: the newest historyLimit of them stay; Jobs of unwanted ones are ended."""
+    wanted = {w.name for w in stage.wanted}
+    serving = {w.build for w in s.workloads if not w.deleting}
+    old: list[EngineBuild] = [b for b in s.builds if b.name not in wanted and b.name not in serving and not b.deleting]
+    old.sort(key=lambda b: (b.created, b.name), reverse=True)
+    actions: list[Action] = [Delete("EngineBuild", b.name, b.uid, "older than historyLimit") for b in old[s.spec.history_limit :]]
+    for job in s.jobs:
+        if job.role == "build" and job.build not in wanted and job.active and not job.deleting:
+            actions.append(Delete("Job", job.name, job.uid, "nothing wants its engine any more"))
+    return actions
+
+
+def missing_builds(s: Snapshot, stage: BuildStage) -> list[Wanted]:
+    present = {b.name for b in s.builds}
+    return [w for w in stage.wanted if w.name not in present]
+
+

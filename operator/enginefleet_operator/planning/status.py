@@ -1,0 +1,275 @@
+"""What a ModelDeployment's status says: conditions as kstatus reads them, one line for people, counts per class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from enginefleet_api.resources import ClassStatus, Condition, FingerprintStatus, ModelDeploymentStatus, NodeCounts, NodeTrouble, RolloutStatus
+
+from .. import labels
+from . import retry, rollout
+from .model import Event, Snapshot
+from .rollout import State
+from .serving import ClassRollout, Serving
+from .stages import BuildStage, Prepared, Problem, nodes_of, observation, targets
+
+TYPES = ("Ready", "Reconciling", "Stalled", "Prepared", "EnginesReady", "RolledOut", "ServingStale")
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    status: bool
+    reason: str
+    message: str
+
+
+def merge_conditions(old: list[Condition], said: dict[str, Say], generation: int, now: float) -> list[Condition]:
+    """lastTransitionTime moves only with status."""
+    before = {c.type: c for c in old}
+    merged: list[Condition] = []
+    for kind, say in said.items():
+        value = "True" if say.status else "False"
+        previous = before.get(kind)
+        since = previous.last_transition_time if previous is not None and previous.status == value else retry.timestamp(now)
+        merged.append(
+            Condition.model_validate(
+                {
+                    "type": kind,
+                    "status": value,
+                    "reason": say.reason,
+                    "message": say.message[:1024],
+                    "observedGeneration": generation,
+                    "lastTransitionTime": since,
+                }
+            )
+        )
+    return merged
+
+
+def model_status(
+    s: Snapshot, problems: tuple[Problem, ...], prepared: Prepared | None, stage: BuildStage, served: Serving, now: float
+) -> tuple[ModelDeploymentStatus, list[Event]]:
+    classes = [_class_status(s, c, stage) for c in served.classes]
+    total = sum(c.nodes.total for c in classes)
+    ready = sum(c.nodes.ready for c in classes)
+    updated = sum(c.nodes.updated for c in classes)
+    reachable = total - sum(c.nodes.unreachable for c in classes)
+    wanted, passed = len(stage.wanted), len(stage.passed)
+    say = _conditions(s, problems, prepared, stage, served, reachable, ready)
+    resolved = prepared.resolved if prepared is not None and prepared.resolved is not None else s.status.resolved
+    revision = stage.wanted[0].spec.revision if stage.wanted else s.status.revision
+    engines = f"{passed}/{wanted}" if wanted else s.status.engines if prepared is not None and prepared.resolved is None else "0/0"
+    new = ModelDeploymentStatus(
+        observed_generation=s.generation,
+        summary=say["Ready"].message if say["Ready"].status else say["Stalled"].message if say["Stalled"].status else say["Ready"].message,
+        engines=engines,
+        rollout=f"{min(ready, updated)}/{total}",
+        revision=revision,
+        retry_token=s.annotations.get(labels.RETRY, ""),
+        resolved=resolved,
+        prepare=prepared.state if prepared is not None else s.status.prepare,
+        prepare_inputs_key=prepared.key if prepared is not None else s.status.prepare_inputs_key,
+        classes=classes,
+        conditions=merge_conditions(s.status.conditions, say, s.generation, now),
+    )
+    return new, _transitions(s, new)
+
+
+def _transitions(s: Snapshot, new: ModelDeploymentStatus) -> list[Event]:
+    before = {c.type: (c.status, c.reason) for c in s.status.conditions}
+    events: list[Event] = []
+    for c in new.conditions:
+        if before.get(c.type) == (c.status, c.reason):
+            continue
+        if c.type == "Ready" and c.status == "True":
+            events.append(Event("RolledOut", c.message))
+        elif c.type == "Stalled" and c.status == "True":
+            events.append(Event(c.reason, c.message, warning=True))
+    return events
+
+
+def _conditions(
+    s: Snapshot, problems: tuple[Problem, ...], prepared: Prepared | None, stage: BuildStage, served: Serving, reachable: int, ready: int
+) -> dict[str, Say]:
+    wait = _waits(s, problems, prepared, stage, served)
+    stalled = next((w for w in wait if w.stalled), None)
+    first = stalled or (wait[0] if wait else None)
+    metric = _metric(stage)
+    if first is None:
+        ready_say = Say(True, "Serving", f"{ready} of {reachable} reachable nodes serve the current release{metric}.")
+    else:
+        ready_say = Say(False, first.reason, first.message)
+    is_prepared = prepared is not None and prepared.resolved is not None
+    prepare_wait = next((w for w in wait if w.stage == "prepare"), None)
+    build_wait = next((w for w in wait if w.stage == "build"), None)
+    rollout_wait = next((w for w in wait if w.stage == "rollout"), None)
+    stale = [n for c in served.classes for n in c.nodes if _stale(s, c, n)]
+    engines = bool(stage.wanted) and len(stage.passed) == len(stage.wanted)
+    return {
+        "Ready": ready_say,
+        "Reconciling": Say(first is not None and stalled is None, first.reason if first and not stalled else "Idle", first.message if first and not stalled else ""),
+        "Stalled": Say(stalled is not None, stalled.reason if stalled else "Progressing", stalled.message if stalled else ""),
+        "Prepared": Say(True, "Prepared", f"Model {s_model(prepared)} is prepared.")
+        if is_prepared
+        else Say(False, prepare_wait.reason if prepare_wait else "Blocked", prepare_wait.message if prepare_wait else (first.message if first else "")),
+        "EnginesReady": Say(True, "AllPassed", f"{len(stage.passed)} of {len(stage.wanted)} engines passed the gate.")
+        if engines
+        else Say(
+            False,
+            build_wait.reason if build_wait else "Waiting",
+            build_wait.message if build_wait else f"{len(stage.passed)} of {len(stage.wanted)} engines passed.",
+        ),
+        "RolledOut": Say(first is None, "RolledOut" if first is None else (rollout_wait or first).reason, "" if first is None else (rollout_wait or first).message),
+        "ServingStale": Say(
+            bool(stale),
+            "OlderRelease" if stale else "Current",
+            f"{len(stale)} nodes serve an older release while the current one is built, proven or rolled out." if stale else "",
+        ),
+    }
+
+
+def _stale(s: Snapshot, c: ClassRollout, node: rollout.NodeState) -> bool:
+    return rollout.classify(node) is State.STALE
+
+
+def s_model(prepared: Prepared | None) -> str:
+    return prepared.resolved.model[:19] + "…" if prepared is not None and prepared.resolved is not None else ""
+
+
+def _metric(stage: BuildStage) -> str:
+    for status in stage.passed.values():
+        if status.accuracy and status.accuracy.get("value"):
+            return f"; {status.accuracy.get('metric')} {status.accuracy.get('value')}"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One thing that stands between now and Ready, the most basic first."""
+
+    stage: str
+    reason: str
+    message: str
+    stalled: bool = False
+
+
+def _waits(s: Snapshot, problems: tuple[Problem, ...], prepared: Prepared | None, stage: BuildStage, served: Serving) -> list[Wait]:
+    if problems:
+        return [Wait("admission", p.reason, p.message, p.stalled) for p in problems]
+    assert prepared is not None
+    if prepared.resolved is None:
+        return [_prepare_wait(prepared)]
+    found: list[Wait] = []
+    for want in stage.wanted:
+        status = stage.statuses.get(want.name)
+        if want.name in stage.passed:
+            continue
+        if status is None:
+            found.append(Wait("build", "Building", f"The build for {want.summary} is about to start."))
+            continue
+        last = status.build.last_failure if status.build else None
+        where = f"{want.hardware_class.name}: "
+        if status.phase == "Failed":
+            found.append(Wait("build", last.reason if last else "BuildFailed", where + status.message, stalled=True))
+        elif last is not None and status.build is not None and status.phase in ("Waiting", "Inconclusive"):
+            found.append(Wait("build", last.reason, where + status.message, stalled=status.build.in_a_row >= retry.STALLED_AFTER))
+        else:
+            reason, separator, _ = status.message.partition(": ")
+            named = status.phase == "Waiting" and separator and reason.isalnum()
+            found.append(Wait("build", reason if named else "Building", where + (status.message or "building")))
+    for hardware_class in targets(s):
+        nodes = nodes_of(s, hardware_class)
+        if not nodes:
+            chosen = ", ".join(f"{k}={v}" for k, v in sorted(hardware_class.spec.node_selector.match_labels.items()))
+            found.append(Wait("build", "NoMatchingNodes", f"No node has the labels {chosen} of HardwareClass {hardware_class.name}; it waits for one."))
+            continue
+        unknown = [n.name for n in nodes if n.ready and observation(s, hardware_class, n) is None]
+        if unknown:
+            found.append(Wait("build", "FingerprintUnknown", _unknown(s, hardware_class.name, unknown)))
+    for c in served.classes:
+        moving = [n for n in c.nodes if n.reachable and rollout.classify(n) is not State.READY and n.target]
+        if not moving:
+            continue
+        failed = [n for n in moving if rollout.classify(n) is State.FAILED]
+        if failed:
+            trouble = next((p.trouble for p in s.pods if p.node == failed[0].name and p.trouble is not None), ("", "its pod fails"))
+            text = f"{c.hardware_class.name}: on node {failed[0].name}: {trouble[0]}: {trouble[1]}"
+            found.append(Wait("rollout", trouble[0] or "PodFailing", text + (f"; {c.held}" if c.held else "")))
+        else:
+            done = sum(rollout.classify(n) is State.READY for n in c.nodes)
+            found.append(
+                Wait("rollout", "RollingOut", f"{c.hardware_class.name}: {done} of {len(c.nodes)} nodes are done" + (f"; {c.held}." if c.held else "."))
+            )
+    return found
+
+
+def _unknown(s: Snapshot, hardware_class: str, nodes: list[str]) -> str:
+    spec = s.classes[hardware_class]
+    said = next((c.message for c in spec.status.conditions if c.type == "Ready" and c.status == "False"), "")
+    silent = [n for n in nodes if n not in s.fingerprints]
+    if silent:
+        return f"The agent has not reported on node {silent[0]} yet" + (f" ({len(silent)} nodes)." if len(silent) > 1 else ".")
+    return f"HardwareClass {hardware_class} is still probing its runtime image for node {nodes[0]}" + (f": {said}" if said else ".")
+
+
+def _prepare_wait(prepared: Prepared) -> Wait:
+    state = prepared.state
+    if prepared.running is not None:
+        if prepared.running.waiting is not None:
+            return Wait("prepare", *prepared.running.waiting)
+        return Wait("prepare", "Preparing", f"Job {prepared.running.name} prepares the model.")
+    last = state.last_failure if state else None
+    if last is None or state is None:
+        return Wait("prepare", "Preparing", "The prepare Job is about to start.")
+    permanent = retry.is_permanent(state)
+    after = "" if permanent else f" Attempt {state.attempts + 1} at {state.next_attempt_at}."
+    stalled = permanent or state.in_a_row >= retry.STALLED_AFTER
+    return Wait("prepare", last.reason, f"{last.message} {last.hint}".rstrip() + after, stalled)
+
+
+def _class_status(s: Snapshot, c: ClassRollout, stage: BuildStage) -> ClassStatus:
+    tally = rollout.counts(c.nodes)
+    old = next((k for k in s.status.classes if k.name == c.hardware_class.name), None)
+    fingerprints = []
+    for want in stage.wanted:
+        if want.hardware_class.name != c.hardware_class.name:
+            continue
+        status = stage.statuses.get(want.name)
+        fingerprints.append(
+            FingerprintStatus(
+                id=want.fingerprint,
+                summary=want.summary,
+                nodes=len(want.nodes),
+                state=status.phase if status else "Waiting",
+                engine_build=want.name,
+                blob=str((status.engine or {}).get("blob", "")) if status else "",
+                precision=want.spec.precision,
+                accuracy=status.accuracy if status else None,
+                latency=status.latency if status else [],
+                message=status.message if status else "",
+            )
+        )
+    if not stage.wanted and old is not None:
+        fingerprints = old.fingerprints  # nothing is known anew while prepare runs
+    trouble = [_trouble(s, n) for n in c.nodes if rollout.classify(n) in (State.FAILED, State.UNREACHABLE)]
+    return ClassStatus(
+        name=c.hardware_class.name,
+        nodes=NodeCounts(
+            total=len(c.nodes),
+            updated=sum(1 for n in c.nodes if n.target and n.current == n.target),
+            ready=sum(1 for n in c.nodes if n.serving and n.reachable),
+            waiting=tally[State.WAITING],
+            unreachable=tally[State.UNREACHABLE],
+            failed=tally[State.FAILED],
+        ),
+        fingerprints=fingerprints,
+        rollout=RolloutStatus(release=c.release, stable_release=c.stable, paused_reason=c.held),
+        failing_nodes=trouble[:20],
+    )
+
+
+def _trouble(s: Snapshot, node: rollout.NodeState) -> NodeTrouble:
+    if not node.reachable:
+        return NodeTrouble(node=node.name, state="unreachable", reason="NodeNotReady", message="The node is not Ready; it catches up when it is back.")
+    reason, message = next((p.trouble for p in s.pods if p.node == node.name and p.trouble is not None), ("PodFailing", ""))
+    return NodeTrouble(node=node.name, state="failed", reason=reason, message=message[:512])

@@ -1,0 +1,283 @@
+"""One function an action: from what was decided to the object that is created."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from enginefleet_api.jobs import BuildRequest, FetchRequest, ProbeRequest, RuntimeCheckRequest
+from enginefleet_api.resources import API_VERSION
+
+from .. import labels
+from ..planning import requests
+from ..planning.model import CreateBuild, CreateService, CreateWorkload, HardwareClass, Snapshot, StartBuild, StartPrepare, StartProbe
+from ..planning.stages import targets
+from . import pods
+
+PREPARE_DEADLINE = 3600
+BUILD_DEADLINE = 6 * 3600
+PROBE_DEADLINE = 300
+MARGIN = 60
+"""The worker's own deadline lies this much before the pod's, so that a message is always left."""
+SERVE_PORT = 8080
+
+
+def _labels(s: Snapshot, role: str, **more: str) -> dict[str, str]:
+    return {labels.MODEL_DEPLOYMENT: s.name, labels.ROLE: role, "app.kubernetes.io/managed-by": "enginefleet"} | more
+
+
+def prepare_job(s: Snapshot, action: StartPrepare) -> dict[str, Any]:
+    """Runs on any node that the class's prepare.nodeSelector (else its nodeSelector) fits, in the class's runtime image."""
+    assert s.store is not None
+    hardware_class = targets(s)[0]
+    runtime, settings = hardware_class.spec.runtime, hardware_class.spec.prepare
+    request = requests.prepare_request(s.namespace, s.name, s.spec, s.store, holder=f"{s.uid}/{action.job}")
+    request = request.model_copy(update={"timeout_seconds": PREPARE_DEADLINE - MARGIN})
+    return pods.job(
+        name=action.job,
+        namespace=s.namespace,
+        labels=_labels(s, "prepare"),
+        annotations={labels.INPUTS_KEY: action.inputs_key, labels.ATTEMPT: str(action.attempt)},
+        owners=pods.owner("ModelDeployment", s.name, s.uid),
+        image=runtime.image,
+        command=["enginefleet", "prepare"],
+        env=[pods.request_env(request.model_dump_json(by_alias=True, exclude_none=True)), *pods.all_credentials(s.spec, s.store, model=True)],
+        resources=settings.resources,
+        node_selector=settings.node_selector or hardware_class.spec.node_selector.match_labels,
+        affinity=None,
+        tolerations=runtime.tolerations,
+        runtime_class=runtime.runtime_class_name,
+        deadline=PREPARE_DEADLINE,
+        ttl=s.settings.job_ttl,
+    )
+
+
+def engine_build(s: Snapshot, action: CreateBuild) -> dict[str, Any]:
+    spec = action.spec
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "EngineBuild",
+        "metadata": {
+            "name": action.name,
+            "namespace": s.namespace,
+            "labels": {labels.MODEL_DEPLOYMENT: s.name, labels.HARDWARE_CLASS: spec.hardware_class, labels.FINGERPRINT: spec.fingerprint},
+            "ownerReferences": pods.owner("ModelDeployment", s.name, s.uid),
+        },
+        "spec": spec.to_json_dict(),
+    }
+
+
+def build_job(s: Snapshot, action: StartBuild) -> dict[str, Any]:
+    """Runs on a node of the fingerprint, found by the label that the node carries for this very image."""
+    assert s.store is not None
+    spec = action.spec
+    hardware_class = s.classes[spec.hardware_class]
+    request = BuildRequest.model_validate(spec.request).model_copy(
+        update={"holder": f"{action.build_uid}/{action.attempt}", "timeout_seconds": BUILD_DEADLINE - MARGIN, "node": ""}
+    )
+    node_env = {"name": "ENGINEFLEET_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    return pods.job(
+        name=action.job,
+        namespace=s.namespace,
+        labels=_labels(s, "build", **{labels.ENGINE_BUILD: action.build, labels.HARDWARE_CLASS: spec.hardware_class}),
+        annotations={labels.ATTEMPT: str(action.attempt)},
+        owners=pods.owner("EngineBuild", action.build, action.build_uid),
+        image=spec.image,
+        command=["enginefleet", "build"],
+        env=[pods.request_env(request.model_dump_json(by_alias=True, exclude_none=True)), node_env, *pods.all_credentials(s.spec, s.store)],
+        resources=hardware_class.spec.runtime.resources,
+        node_selector={labels.fp_key(spec.hardware_class, spec.image_digest): spec.fingerprint},
+        affinity=pods.not_on(action.avoid) if len([n for n in s.nodes if _carries(n.labels, spec)]) > len(action.avoid) else None,
+        tolerations=hardware_class.spec.runtime.tolerations,
+        runtime_class=hardware_class.spec.runtime.runtime_class_name,
+        deadline=BUILD_DEADLINE,
+        ttl=s.settings.job_ttl,
+    )
+
+
+def _carries(node_labels: Any, spec: Any) -> bool:
+    return bool(node_labels.get(labels.fp_key(spec.hardware_class, spec.image_digest)) == spec.fingerprint)
+
+
+def probe_job(hardware_class: HardwareClass, action: StartProbe, namespace: str, ttl: int) -> dict[str, Any]:
+    """Holds no device: what a library says of itself needs none, and a serving pod may hold the only one."""
+    spec = hardware_class.spec
+    request = ProbeRequest(backend=spec.backend, execution_provider=spec.execution_provider)
+    return pods.job(
+        name=action.job,
+        namespace=namespace,
+        labels={labels.ROLE: "probe", labels.HARDWARE_CLASS: hardware_class.name, "app.kubernetes.io/managed-by": "enginefleet"},
+        annotations={labels.ATTEMPT: str(action.attempt)},
+        owners=pods.owner("HardwareClass", hardware_class.name, hardware_class.uid),
+        image=spec.runtime.image,
+        command=["enginefleet", "probe"],
+        env=[pods.request_env(request.model_dump_json(by_alias=True, exclude_none=True))],
+        resources={},
+        node_selector={},
+        affinity=pods.on_node(action.node),
+        tolerations=spec.runtime.tolerations,
+        runtime_class=spec.runtime.runtime_class_name,
+        deadline=PROBE_DEADLINE,
+        ttl=ttl,
+    )
+
+
+def workload(s: Snapshot, action: CreateWorkload) -> dict[str, Any]:
+    """The DaemonSet of one engine. Nodes come and go by labels; the template never changes (OnDelete is a second lock)."""
+    assert s.store is not None
+    spec = action.spec
+    hardware_class = s.classes[action.hardware_class]
+    pod_labels = _labels(s, "serve", **{labels.HARDWARE_CLASS: action.hardware_class, labels.RELEASE: action.label})
+    # the fetch container is the builder's, so the image must be the one that the engine was proven with
+    image = spec.image
+    selector = {
+        labels.fp_key(action.hardware_class, spec.image_digest): spec.fingerprint,
+        labels.release_key(s.namespace, s.name): action.label,
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {
+            "name": action.name,
+            "namespace": s.namespace,
+            "labels": pod_labels | {labels.FINGERPRINT: spec.fingerprint, labels.ENGINE_BUILD: action.build},
+            "annotations": {labels.IMAGE_DIGEST: spec.image_digest, labels.BLOB: action.blob},
+            "ownerReferences": pods.owner("ModelDeployment", s.name, s.uid),
+        },
+        "spec": {
+            "selector": {"matchLabels": {labels.MODEL_DEPLOYMENT: s.name, labels.RELEASE: action.label, labels.HARDWARE_CLASS: action.hardware_class}},
+            "updateStrategy": {"type": "OnDelete"},
+            "revisionHistoryLimit": s.spec.history_limit,
+            "template": {
+                "metadata": {"labels": pod_labels} | _template_metadata(s, pod_labels),
+                "spec": _pod_spec(s, action, hardware_class, image, selector),
+            },
+        },
+    }
+
+
+def _template_metadata(s: Snapshot, pod_labels: dict[str, str]) -> dict[str, Any]:
+    written = (s.spec.serving.template or {}).get("metadata") or {}
+    return {"labels": dict(written.get("labels") or {}) | pod_labels, "annotations": dict(written.get("annotations") or {})}
+
+
+def _pod_spec(s: Snapshot, action: CreateWorkload, hardware_class: HardwareClass, image: str, selector: dict[str, str]) -> dict[str, Any]:
+    template = s.spec.serving.template
+    pod: dict[str, Any] = json.loads(json.dumps(template.get("spec") or {})) if template is not None else _reference_server(s, hardware_class, image)
+    runtime = hardware_class.spec.runtime
+    path = s.spec.serving.engine_path
+    for container in pod.get("containers") or []:
+        mounts = container.setdefault("volumeMounts", [])
+        if not any(m.get("mountPath") == path for m in mounts):
+            mounts.append({"name": "engine", "mountPath": path, "readOnly": True})
+    pod["nodeSelector"] = dict(pod.get("nodeSelector") or {}) | selector
+    pod["tolerations"] = [*(pod.get("tolerations") or []), *runtime.tolerations]
+    pod["volumes"] = [
+        *(pod.get("volumes") or []),
+        {"name": "engine", "emptyDir": {}},
+        {"name": "engine-scratch", "emptyDir": {}},
+        {"name": "engine-cache", "hostPath": {"path": s.settings.cache_path, "type": "DirectoryOrCreate"}},
+    ]
+    if runtime.runtime_class_name and "runtimeClassName" not in pod:
+        pod["runtimeClassName"] = runtime.runtime_class_name
+    pod["initContainers"] = [*_init_containers(s, action, image, pod), *(pod.get("initContainers") or [])]
+    return pod
+
+
+def _init_containers(s: Snapshot, action: CreateWorkload, image: str, pod: dict[str, Any]) -> list[dict[str, Any]]:
+    assert s.store is not None
+    spec = action.spec
+    fetch = FetchRequest(
+        engine_key=spec.engine_key,
+        gate_key=spec.gate_key,
+        blob=action.blob,
+        size=action.size,
+        fingerprint=spec.fingerprint,
+        facts=dict(spec.request["facts"]),
+        store=requests.store_ref(s.store),
+        engine_path="/engine",
+        cache_path="/cache",
+    )
+    readers = s.store.read_credentials_secret_ref or s.store.credentials_secret_ref
+    containers = [
+        {
+            "name": "enginefleet-fetch",
+            "image": image,
+            "command": ["enginefleet", "fetch"],
+            "env": [
+                pods.request_env(fetch.model_dump_json(by_alias=True, exclude_none=True)),
+                {"name": "HOME", "value": "/tmp"},
+                *pods.credentials("STORE", readers),
+            ],
+            "securityContext": pods.container_security() | {"runAsNonRoot": True, "runAsUser": pods.USER},
+            "terminationMessagePath": "/dev/termination-log",
+            "volumeMounts": [
+                {"name": "engine", "mountPath": "/engine"},
+                {"name": "engine-scratch", "mountPath": "/tmp"},
+                {"name": "engine-cache", "mountPath": "/cache"},
+            ],
+        }
+    ]
+    if s.spec.serving.runtime_check == "Enforce" and s.spec.serving.template is None:
+        check = RuntimeCheckRequest(backend=str(spec.request["backend"]), version=str(spec.request["facts"].get("backendVersion") or ""))
+        containers.append(
+            {
+                "name": "enginefleet-runtime-check",
+                "image": pod["containers"][0]["image"],
+                "command": ["enginefleet", "runtime-check"],
+                "env": [pods.request_env(check.model_dump_json(by_alias=True)), {"name": "HOME", "value": "/tmp"}],
+                "securityContext": pods.container_security() | {"runAsNonRoot": True, "runAsUser": pods.USER},
+                "terminationMessagePath": "/dev/termination-log",
+                "volumeMounts": [{"name": "engine-scratch", "mountPath": "/tmp"}],
+            }
+        )
+    return containers
+
+
+def _reference_server(s: Snapshot, hardware_class: HardwareClass, image: str) -> dict[str, Any]:
+    probe = {"port": SERVE_PORT}
+    return {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 30,
+        "securityContext": pods.pod_security(),
+        "volumes": [{"name": "scratch", "emptyDir": {}}],
+        "containers": [
+            {
+                "name": "server",
+                "image": image,
+                "command": ["enginefleet", "serve"],
+                "env": [
+                    {"name": "ENGINEFLEET_MODEL_NAME", "value": s.name},
+                    {"name": "ENGINEFLEET_ENGINE_PATH", "value": s.spec.serving.engine_path},
+                    {"name": "ENGINEFLEET_PORT", "value": str(SERVE_PORT)},
+                    {"name": "ENGINEFLEET_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+                    {"name": "HOME", "value": "/tmp"},
+                ],
+                "ports": [{"name": "http", "containerPort": SERVE_PORT}],
+                "resources": dict(hardware_class.spec.runtime.resources),
+                "securityContext": pods.container_security(),
+                "readinessProbe": {"httpGet": {"path": "/v2/health/ready"} | probe, "periodSeconds": 2, "failureThreshold": 3},
+                "livenessProbe": {"httpGet": {"path": "/v2/health/live"} | probe, "periodSeconds": 10, "failureThreshold": 6, "initialDelaySeconds": 10},
+                "volumeMounts": [{"name": "scratch", "mountPath": "/tmp"}],
+            }
+        ],
+    }
+
+
+def service(s: Snapshot, action: CreateService) -> dict[str, Any]:
+    """One stable address for all pods of a ModelDeployment, whatever release they serve."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": action.name,
+            "namespace": s.namespace,
+            "labels": {labels.MODEL_DEPLOYMENT: s.name, labels.ROLE: "serve"},
+            "ownerReferences": pods.owner("ModelDeployment", s.name, s.uid),
+        },
+        "spec": {
+            "selector": {labels.MODEL_DEPLOYMENT: s.name, labels.ROLE: "serve"},
+            "ports": [{"name": "http", "port": SERVE_PORT, "targetPort": SERVE_PORT}],
+        },
+    }

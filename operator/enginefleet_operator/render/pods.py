@@ -1,0 +1,139 @@
+"""What every generated pod has in common: Pod Security `restricted`, no API access, credentials by reference, ownership."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from enginefleet_api.jobs import REQUEST_VARIABLE
+from enginefleet_api.resources import API_VERSION, EngineStoreSpec, LocalRef, ModelDeploymentSpec
+
+USER = 65532
+"""`nonroot` of the distroless images: no name needed, owns nothing."""
+
+
+def container_security() -> dict[str, Any]:
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def pod_security() -> dict[str, Any]:
+    return {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+def owner(kind: str, name: str, uid: str, api_version: str = API_VERSION) -> list[dict[str, Any]]:
+    return [{"apiVersion": api_version, "kind": kind, "name": name, "uid": uid, "controller": True, "blockOwnerDeletion": True}]
+
+
+def credentials(who: str, ref: LocalRef | None) -> list[dict[str, Any]]:
+    """Environment of one party's credentials: by reference, so that neither operator nor manifest ever holds them."""
+    if ref is None:
+        return []
+    pairs = (("ACCESS_KEY_ID", "AWS_ACCESS_KEY_ID", False), ("SECRET_ACCESS_KEY", "AWS_SECRET_ACCESS_KEY", False), ("SESSION_TOKEN", "AWS_SESSION_TOKEN", True))
+    return [
+        {"name": f"ENGINEFLEET_{who}_{name}", "valueFrom": {"secretKeyRef": {"name": ref.name, "key": key, "optional": optional}}}
+        for name, key, optional in pairs
+    ]
+
+
+def all_credentials(spec: ModelDeploymentSpec, store: EngineStoreSpec, *, data: bool = True, model: bool = False) -> list[dict[str, Any]]:
+    env = credentials("STORE", store.credentials_secret_ref)
+    if model:
+        env += credentials("MODEL", spec.model.credentials_secret_ref)
+        env += credentials("CALIBRATION", spec.calibration.credentials_secret_ref if spec.calibration else None)
+    if data:
+        env += credentials("VALIDATION", spec.validation.credentials_secret_ref if spec.validation else None)
+    return env
+
+
+def request_env(request: str) -> dict[str, Any]:
+    """The request travels in the environment: no ConfigMap to create before, find again or clean up after."""
+    return {"name": REQUEST_VARIABLE, "value": request}
+
+
+SCRATCH_MOUNTS: list[dict[str, Any]] = [{"name": "scratch", "mountPath": "/tmp"}]
+SCRATCH_VOLUMES: list[dict[str, Any]] = [{"name": "scratch", "emptyDir": {}}]
+
+
+def job(
+    *,
+    name: str,
+    namespace: str,
+    labels: Mapping[str, str],
+    annotations: Mapping[str, str],
+    owners: list[dict[str, Any]],
+    image: str,
+    command: list[str],
+    env: list[dict[str, Any]],
+    resources: Mapping[str, Any],
+    node_selector: Mapping[str, str],
+    affinity: Mapping[str, Any] | None,
+    tolerations: list[Any],
+    runtime_class: str,
+    deadline: int,
+    ttl: int,
+) -> dict[str, Any]:
+    """A Job of one attempt: no retries of its own, never a second pod.
+
+    The deadline stands in the pod, not in the Job: a Job's clock also runs while the pod waits for a device.
+    """
+    pod: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 30,
+        "activeDeadlineSeconds": deadline,
+        "securityContext": pod_security(),
+        "nodeSelector": dict(node_selector),
+        "tolerations": tolerations,
+        "volumes": SCRATCH_VOLUMES,
+        "containers": [
+            {
+                "name": "main",
+                "image": image,
+                "command": command,
+                "env": [*env, {"name": "HOME", "value": "/tmp"}],
+                "resources": dict(resources),
+                "securityContext": container_security(),
+                "terminationMessagePath": "/dev/termination-log",
+                "terminationMessagePolicy": "File",
+                "volumeMounts": SCRATCH_MOUNTS,
+            }
+        ],
+    }
+    if affinity:
+        pod["affinity"] = dict(affinity)
+    if runtime_class:
+        pod["runtimeClassName"] = runtime_class
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "namespace": namespace, "labels": dict(labels), "annotations": dict(annotations), "ownerReferences": owners},
+        "spec": {
+            "backoffLimit": 0,
+            "completions": 1,
+            "parallelism": 1,
+            "ttlSecondsAfterFinished": ttl,
+            # a pod that is only on its way out must not be joined by a second one
+            "podReplacementPolicy": "Failed",
+            "template": {"metadata": {"labels": dict(labels), "annotations": dict(annotations)}, "spec": pod},
+        },
+    }
+
+
+def on_node(node: str) -> dict[str, Any]:
+    """Affinity to one node by its name: a hostname label may be missing or differ."""
+    return _by_name("In", [node])
+
+
+def not_on(nodes: tuple[str, ...]) -> dict[str, Any] | None:
+    """Rather not there: a preference can't look at names, so it is a requirement; the next attempt drops it."""
+    return _by_name("NotIn", [nodes[0]]) if nodes else None
+
+
+def _by_name(operator: str, names: list[str]) -> dict[str, Any]:
+    term = {"matchFields": [{"key": "metadata.name", "operator": operator, "values": names}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
