@@ -130,8 +130,8 @@ def _read_npz(path: Path) -> dict[str, Array]:
         with np.load(path, allow_pickle=False) as loaded:
             arrays: dict[str, Array] = {name: np.asarray(loaded[name]) for name in loaded.files}
             return arrays
-    # zlib.error and others of a damaged archive are plain Exceptions; whatever goes wrong while reading means the same
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+    # MemoryError: a header may claim any shape
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError) as error:
         raise _unreadable(path, f"no readable .npz file: {error}; it begins with {_start(path)!r}") from error
 
 

@@ -1,0 +1,52 @@
+"""What a backend does: build an engine from a prepared model, and load one in a child process for judging."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from enginefleet_api.documents import TensorSpec
+
+from ..gate.preprocessing import Array
+from ..io import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """One file that holds the whole engine, and what the builder said."""
+
+    file: Path
+    log: str = ""
+    warnings: list[str] = field(default_factory=list)
+
+
+class Session(Protocol):
+    """A loaded engine in its own process. A crash there is an EngineFleetError here."""
+
+    inputs: Sequence[TensorSpec]
+    outputs: Sequence[TensorSpec]
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """All outputs by name, in the model's order. Raises PermanentError `InferenceFailed` for inputs that the engine refuses."""
+
+    def timings(self, feeds: Mapping[str, Array], *, warm_up: int, iterations: int, seconds: float) -> Array:
+        """Seconds of each of at least `iterations` runs, and of as many as fit into `seconds`; float64, in order of time."""
+
+
+class Backend(Protocol):
+    name: str
+
+    def versions(self) -> dict[str, str]:
+        """Versions that a build record keeps."""
+
+    def build(self, model: Path, recipe: Mapping[str, Any], workdir: Path, progress: Progress) -> BuiltEngine:
+        """Build an engine for this machine from the .onnx file `model` (external data beside it) into `workdir`.
+
+        `recipe`: the requested settings (identity.ENGINE_DEFAULTS names them).
+        """
+
+    def load(self, engine: Path, recipe: Mapping[str, Any], progress: Progress) -> AbstractContextManager[Session]:
+        """Load as the server does, in a child process."""

@@ -1,0 +1,44 @@
+"""Frames between a judging parent and its child: a JSON header and raw arrays. Nothing in a frame is executable.
+
+4 bytes length of the header (big endian), the header {…, "arrays": [{"name", "dtype", "shape"}]}, then each array's bytes in C order.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..gate.preprocessing import Array
+
+MAX_HEADER = 16 * 1024**2
+Read = Callable[[int], bytes]
+"""Exactly that many bytes, or EOFError."""
+
+
+def encode(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> Iterator[bytes]:
+    contiguous = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
+    described = [{"name": name, "dtype": array.dtype.str, "shape": list(array.shape)} for name, array in contiguous.items()]
+    text = json.dumps({**header, "arrays": described}).encode()
+    yield struct.pack(">I", len(text)) + text
+    for array in contiguous.values():
+        yield array.tobytes()
+
+
+def decode(read: Read) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Raises EOFError when the other side is gone, ValueError for what is no frame."""
+    (length,) = struct.unpack(">I", read(4))
+    if length > MAX_HEADER:
+        raise ValueError(f"a frame's header claims {length} bytes, at most {MAX_HEADER} are read")
+    header: dict[str, Any] = json.loads(read(length))
+    arrays: dict[str, Array] = {}
+    for item in header.pop("arrays"):
+        dtype, shape = np.dtype(str(item["dtype"])), tuple(int(size) for size in item["shape"])
+        if dtype.kind not in "fiub":
+            raise ValueError(f"array {item['name']} has dtype {dtype}, expected numbers")
+        arrays[item["name"]] = np.frombuffer(read(dtype.itemsize * math.prod(shape)), dtype).reshape(shape)
+    return header, arrays

@@ -1,0 +1,98 @@
+"""The child's side: `python -m enginefleet_builder.backends.ort_child` serves one parent until its standard input ends.
+
+optimize {model, engine, threads}; load {engine, threads, level}; run; timings {warm_up, iterations, seconds}. See frames.py.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..gate.preprocessing import Array
+from . import ort_session
+from .frames import decode, encode
+
+MAX_ITERATIONS = 2_000_000
+"""Bound of memory for a sustained run of tiny models."""
+
+
+class Server:
+    def __init__(self) -> None:
+        self._session: ort_session.InferenceSession | None = None
+
+    def answer(self, header: Mapping[str, Any], arrays: Mapping[str, Array]) -> tuple[dict[str, Any], dict[str, Array]]:
+        match header["do"]:
+            case "optimize":
+                ort_session.optimize(Path(header["model"]), Path(header["engine"]), header["threads"])
+                return {}, {}
+            case "load":
+                self._session = session = ort_session.load(Path(header["engine"]), header["threads"], header["level"])
+                described = {"inputs": ort_session.inputs(session), "outputs": ort_session.outputs(session)}
+                return {name: [spec.to_json_dict(exclude_none=False) for spec in specs] for name, specs in described.items()}, {}
+            case "run":
+                return {}, self._run(arrays)
+            case "timings":
+                return {}, {"seconds": self._timings(arrays, header["warm_up"], header["iterations"], header["seconds"])}
+            case other:
+                raise ValueError(f"unknown request {other!r}")
+
+    def _loaded(self) -> ort_session.InferenceSession:
+        if self._session is None:
+            raise ValueError("no engine is loaded")
+        return self._session
+
+    def _run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        session = self._loaded()
+        results = session.run(None, dict(feeds))
+        return {item.name: np.asarray(result) for item, result in zip(session.get_outputs(), results, strict=True)}
+
+    def _timings(self, feeds: Mapping[str, Array], warm_up: int, iterations: int, seconds: float) -> Array:
+        session, named = self._loaded(), dict(feeds)
+        for _ in range(warm_up):
+            session.run(None, named)
+        times: list[float] = []
+        start = now = time.perf_counter()
+        while (len(times) < iterations or now - start < seconds) and len(times) < MAX_ITERATIONS:
+            session.run(None, named)
+            before, now = now, time.perf_counter()
+            times.append(now - before)
+        return np.array(times, np.float64)
+
+
+def main() -> None:
+    # Frames have a descriptor of their own: whatever a library prints goes to the log.
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    questions = sys.stdin.buffer
+
+    def read(size: int) -> bytes:
+        data = questions.read(size)
+        if len(data) < size:
+            raise EOFError
+        return data
+
+    server = Server()
+    while True:
+        try:
+            header, arrays = decode(read)
+        except EOFError:
+            return
+        try:
+            reply, results = server.answer(header, arrays)
+        # whatever it is, the parent classifies its text
+        except Exception as error:  # noqa: BLE001
+            reply, results = {"error": f"{type(error).__name__}: {error}"}, {}
+        for part in encode(reply, results):
+            view = memoryview(part)
+            while view:
+                view = view[answers.write(view) or 0 :]
+
+
+if __name__ == "__main__":
+    main()

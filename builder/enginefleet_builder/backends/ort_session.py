@@ -1,0 +1,58 @@
+"""ONNX Runtime sessions on a CPU: how an engine is made, and how judge and server load it. The one place for session options."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from enginefleet_api.documents import TensorSpec
+
+ort: Any = importlib.import_module("onnxruntime")
+"""Its own annotations re-export nothing, so a type checker sees an empty module."""
+InferenceSession: TypeAlias = Any
+
+PROVIDERS = ["CPUExecutionProvider"]
+LOG_ERRORS = 3
+
+Level = Literal["none", "basic", "all"]
+_LEVELS = {
+    "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+_DTYPES = {"float": "float32", "double": "float64"}
+
+
+def options(threads: int, level: Level) -> Any:
+    """`threads`: intra-op. Level `none` is for engines: they were optimized when they were built."""
+    chosen = ort.SessionOptions()
+    chosen.intra_op_num_threads = threads
+    chosen.inter_op_num_threads = 1
+    chosen.graph_optimization_level = _LEVELS[level]
+    chosen.log_severity_level = LOG_ERRORS
+    return chosen
+
+
+def load(path: Path, threads: int, level: Level = "none") -> InferenceSession:
+    return ort.InferenceSession(str(path), options(threads, level), providers=PROVIDERS)
+
+
+def optimize(model: Path, engine: Path, threads: int) -> None:
+    """Write `model`, optimized for this machine (fusions, memory layouts of its instruction sets), as the single file `engine`."""
+    chosen = options(threads, "all")
+    chosen.optimized_model_filepath = str(engine)
+    ort.InferenceSession(str(model), chosen, providers=PROVIDERS)
+
+
+def inputs(session: InferenceSession) -> list[TensorSpec]:
+    return [_spec(item) for item in session.get_inputs()]
+
+
+def outputs(session: InferenceSession) -> list[TensorSpec]:
+    return [_spec(item) for item in session.get_outputs()]
+
+
+def _spec(item: Any) -> TensorSpec:
+    dtype = item.type.removeprefix("tensor(").removesuffix(")")
+    return TensorSpec(name=item.name, dtype=_DTYPES.get(dtype, dtype), shape=list(item.shape))
