@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -76,7 +77,6 @@ class Cluster:
             self._start("kube-scheduler", controlplane.scheduler(localnode, self.dir))
             self._start("serviceproxy", controlplane.service_proxy(localnode, self.dir))
         except BaseException:
-            self._keep_logs_of_failure()
             self.down()
             raise
         self._progress(f"control plane ready after {time.monotonic() - began:.1f}s: KUBECONFIG={self.kubeconfig}")
@@ -137,6 +137,8 @@ class Cluster:
         root = spec.root.absolute() if spec.root else self.dir / "nodes" / spec.name / "root"
         root.mkdir(parents=True, exist_ok=True)
         nodes.write_facts(root, spec)
+        for taint in spec.taints:
+            nodes.parse_taint(taint)
         known[spec.name] = {
             "index": index, "root": str(root), "labels": dict(spec.labels), "taints": list(spec.taints), "cpus": spec.cpus, "memory": spec.memory,
             "extended": dict(spec.extended),
@@ -155,11 +157,9 @@ class Cluster:
             "--pki", str(self.dir / "pki"), "--state", str(state), "--root", node["root"], "--images", str(self.dir / "images.json"),
             "--bwrap", self._state["bwrap"], "--cpus", str(node["cpus"]), "--memory", node["memory"], "--heartbeat", f"{max(1.0, self._grace / 4):g}s",
         ]  # fmt: skip
-        for flag, pairs in (("--labels", node["labels"]), ("--extended", node["extended"])):
-            if pairs:
-                argv += [flag, ",".join(f"{key}={value}" for key, value in pairs.items())]
-        for taint in node["taints"]:
-            argv += ["--taint", taint]
+        if node["extended"]:
+            argv += ["--extended", ",".join(f"{key}={value}" for key, value in node["extended"].items())]
+        self._create_node_object(name, node)
         self._start(f"node-{name}", argv, isolate=True)
         if wait:
             began = time.monotonic()
@@ -320,6 +320,16 @@ class Cluster:
         found = self._node_object(name)
         return bool(found) and found["status"]["nodeInfo"]["bootID"] == boot_id and self._readiness(name) == "True"
 
+    def _create_node_object(self, name: str, node: Mapping[str, Any]) -> None:
+        """As admin, before the kubelet does: a kubelet may not give itself the labels that feature discovery sets (*.kubernetes.io)."""
+        body = {
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": node["labels"]},
+            "spec": {"taints": [nodes.parse_taint(taint) for taint in node["taints"]]},
+        }  # fmt: skip
+        status, text = self._api().request("POST", "/api/v1/nodes", body)
+        if status not in (HTTPStatus.CREATED, HTTPStatus.CONFLICT):
+            raise LocalClusterError(f"node {name} was refused: {text.decode(errors='replace')}")
+
     def _make_dir(self) -> None:
         if self._given_dir is None:
             self.dir = Path(tempfile.mkdtemp(prefix="enginefleet-cluster-"))
@@ -383,9 +393,6 @@ class Cluster:
         if not process or not path.exists():
             return ""
         return f"; the end of {path}:\n" + "\n".join(path.read_text(errors="replace").splitlines()[-15:])
-
-    def _keep_logs_of_failure(self) -> None:
-        self._progress(f"the cluster did not start; its folder was {self.dir}")
 
 
 def _accepts_http(address: str) -> bool:

@@ -12,7 +12,7 @@ API_INSIDE = "10.20.255.1:6443"
 S3_INSIDE = "10.20.254.1:9000"
 SERVICE_RANGE = "10.96.0.0/16"
 CERTIFICATE_NAMES = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local")
-CERTIFICATE_ADDRESSES = ("127.0.0.1", "10.96.0.1", API_INSIDE.split(":")[0])
+CERTIFICATE_ADDRESSES = ("127.0.0.1", "10.96.0.1", API_INSIDE.split(":", maxsplit=1)[0])
 WRITES = ("create", "update", "patch", "delete", "deletecollection")
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from localcluster.errors import LocalClusterError
 
 COPIED_FACTS = ("etc/os-release", "proc/cpuinfo", "proc/meminfo", "proc/version", "proc/sys/kernel/osrelease")
 """Files of this machine that a new node gets a copy of, so that pods which mount a whole folder (/proc, /etc, /) find them."""
@@ -29,6 +32,14 @@ class NodeSpec:
     extended: Mapping[str, str] = field(default_factory=dict)
     root: Path | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
+
+
+def parse_taint(text: str) -> dict[str, str]:
+    """key=value:Effect or key:Effect as the API wants it. Raises LocalClusterError when it has another form."""
+    found = re.fullmatch(r"([^=:]+)(?:=([^:]*))?:(NoSchedule|PreferNoSchedule|NoExecute)", text)
+    if not found:
+        raise LocalClusterError(f"taint {text!r} is not key=value:Effect", "Effects are NoSchedule, PreferNoSchedule, NoExecute.")
+    return {"key": found[1], "value": found[2] or "", "effect": found[3]}
 
 
 def write_facts(root: Path, spec: NodeSpec) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 from pathlib import Path
@@ -63,15 +65,11 @@ class Supervisor:
             os.close(handle)
         if self._lifeline is not None:
             self._lifeline.close()
-        try:
+        with contextlib.suppress(ChildProcessError):  # started by another process
             os.waitpid(self.pid, 0)
-        except ChildProcessError:
-            pass  # detached, or started by another process
 
 
 def _wait(handle: int) -> None:
-    import select
-
     poller = select.poll()
     poller.register(handle, select.POLLIN)
     if not poller.poll(30_000):
@@ -86,7 +84,7 @@ def explain(words: str) -> LocalClusterError:
         if restriction.exists() and restriction.read_text().strip() == "1":
             hint = "AppArmor restricts user namespaces (Ubuntu 24.04 does by default): sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0"
         else:
-            hint = "Nodes need user namespaces: see sysctl user.max_user_namespaces and kernel.unprivileged_userns_clone; in a container, run it with --privileged."
+            hint = "Allow user namespaces: sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone; a container needs --privileged."
         return UnsupportedHost(f"this machine can't run nodes: {words}", f"{hint}\n  {FALLBACK}")
     if words.startswith(("Error: network", "network")):
         return UnsupportedHost(f"this machine can't make the cluster's network: {words}", f"sudo modprobe -a bridge veth\n  {FALLBACK}")

@@ -131,7 +131,7 @@ def _install(entry: str, folder: Path) -> None:
         )  # fmt: skip
         if done.returncode:
             raise ToolError(
-                f"installing {entry.split()[0]} failed:\n{done.stdout.strip()}",
+                f"installing {entry.split(maxsplit=1)[0]} failed:\n{done.stdout.strip()}",
                 "Check the network or the package index settings (PIP_INDEX_URL, UV_INDEX_URL), or put the tool on PATH yourself.",
             )
         target.rename(folder)

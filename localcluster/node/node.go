@@ -30,7 +30,6 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/cm"
 	kubeletutil "k8s.io/kubernetes/pkg/kubelet/util"
 	"k8s.io/kubernetes/pkg/util/oom"
-	utiltaints "k8s.io/kubernetes/pkg/util/taints"
 	"k8s.io/kubernetes/pkg/volume"
 	"k8s.io/kubernetes/pkg/volume/configmap"
 	"k8s.io/kubernetes/pkg/volume/downwardapi"
@@ -47,13 +46,14 @@ import (
 type nodeOptions struct {
 	name, server, pki, state, root, memory, bwrap, imageMap string
 	index, cpus                                             int
-	labels, extended                                        map[string]string
-	taints                                                  []string
+	extended                                                map[string]string
 	maxBackoff, heartbeat                                   time.Duration
 }
 
 // newNodeCommand runs one kubelet whose containers are local processes. It
 // expects to be the first process of a PID namespace: its end ends them all.
+// Labels and taints are on the Node object already (cluster.py): NodeRestriction
+// forbids a kubelet the labels that feature discovery sets on real clusters.
 func newNodeCommand() *cobra.Command {
 	var o nodeOptions
 	cmd := &cobra.Command{Use: "node", SilenceUsage: true, RunE: func(*cobra.Command, []string) error { return o.run() }}
@@ -68,9 +68,7 @@ func newNodeCommand() *cobra.Command {
 	f.StringVar(&o.bwrap, "bwrap", "bwrap", "path of bubblewrap")
 	f.StringVar(&o.memory, "memory", "8Gi", "memory that the node says it has")
 	f.IntVar(&o.cpus, "cpus", 4, "processors that the node says it has")
-	f.StringToStringVar(&o.labels, "labels", nil, "labels of the node")
 	f.StringToStringVar(&o.extended, "extended", nil, "extended resources, e.g. nvidia.com/gpu=1")
-	f.StringArrayVar(&o.taints, "taint", nil, "taint that the node registers with, key=value:effect")
 	f.DurationVar(&o.maxBackoff, "max-backoff", 10*time.Second, "longest wait before a container is restarted")
 	f.DurationVar(&o.heartbeat, "heartbeat", 2*time.Second, "time between two signs of life")
 	return cmd
@@ -146,7 +144,7 @@ func (o *nodeOptions) client() (*clientset.Clientset, error) {
 
 func (o *nodeOptions) kubelet() (*options.KubeletFlags, *kubeletconfig.KubeletConfiguration, error) {
 	flags := options.NewKubeletFlags()
-	flags.RootDirectory, flags.HostnameOverride, flags.NodeLabels, flags.NodeIP = o.state, o.name, o.labels, nodeAddress(o.index)
+	flags.RootDirectory, flags.HostnameOverride, flags.NodeIP = o.state, o.name, nodeAddress(o.index)
 	c, err := options.NewKubeletConfiguration()
 	if err != nil {
 		return nil, nil, err
@@ -166,19 +164,8 @@ func (o *nodeOptions) kubelet() (*options.KubeletFlags, *kubeletconfig.KubeletCo
 	c.CrashLoopBackOff.MaxContainerRestartPeriod = &metav1.Duration{Duration: o.maxBackoff}
 	// Secrets and ConfigMaps that change must be seen without minutes of wait.
 	c.ConfigMapAndSecretChangeDetectionStrategy = "Watch"
-	if c.RegisterWithTaints, _, err = parseTaints(o.taints); err != nil {
-		return nil, nil, err
-	}
 	c.FeatureGates = map[string]bool{"KubeletInUserNamespace": true}
 	return flags, c, utilfeature.DefaultMutableFeatureGate.SetFromMap(c.FeatureGates)
-}
-
-func parseTaints(specs []string) ([]v1.Taint, []v1.Taint, error) {
-	taints, removed, err := utiltaints.ParseTaints(specs)
-	if err != nil {
-		return nil, nil, fmt.Errorf("taint %s: %w", strings.Join(specs, ", "), err)
-	}
-	return taints, removed, nil
 }
 
 func (o *nodeOptions) dependencies(client *clientset.Clientset) (*kubelet.Dependencies, error) {

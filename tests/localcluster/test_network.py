@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -9,9 +10,9 @@ from collections.abc import Callable, Iterator
 import boto3
 import pytest
 from botocore.config import Config
-from conftest import json_text, pod
 
 from localcluster import Cluster
+from tests.localcluster.pods import pod
 
 RunPod = Callable[..., str]
 
@@ -24,7 +25,7 @@ def service(cluster: Cluster) -> Iterator[str]:
     for name in ("web-1", "web-2"):
         body = pod(name, script, node="node-a", container=probe)
         body["metadata"]["labels"] = {"app": "web"}
-        cluster.kubectl("apply", "-f", "-", input=json_text(body))
+        cluster.kubectl("apply", "-f", "-", input=json.dumps(body))
     cluster.kubectl("create", "service", "clusterip", "web", "--tcp=80:8080")
     cluster.kubectl("wait", "pod/web-1", "pod/web-2", "--for=condition=Ready", "--timeout=30s")
     yield cluster.kubectl("get", "service", "web", "-o", "jsonpath={.spec.clusterIP}").stdout

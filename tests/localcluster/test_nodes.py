@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import json_text, pod
 
 from localcluster import Cluster, LocalClusterError, NodeSpec
+from tests.localcluster.pods import pod
 
 RunPod = Callable[..., str]
 
@@ -41,22 +41,32 @@ def test_state_of_a_node_is_kept_in_its_folder(cluster: Cluster, run_pod: RunPod
 
 
 def test_a_node_says_what_it_was_given(cluster: Cluster) -> None:
-    cluster.add_node(NodeSpec("spare", cpus=12, memory="3Gi", taints=("only=some:NoSchedule",), extended={"example.com/npu": "2"}))
+    labels = {"feature.node.kubernetes.io/pci-10de.present": "true"}
+    taints, extended = ("only=some:NoSchedule",), {"example.com/npu": "2"}
+    cluster.add_node(NodeSpec("spare", labels=labels, cpus=12, memory="3Gi", taints=taints, extended=extended))
     node = json.loads(cluster.kubectl("get", "node", "spare", "-o", "json").stdout)
     cluster.remove_node("spare")
     assert (node["status"]["capacity"]["cpu"], node["status"]["capacity"]["memory"]) == ("12", "3Gi")
     assert node["status"]["allocatable"]["example.com/npu"] == "2"
+    assert node["metadata"]["labels"]["feature.node.kubernetes.io/pci-10de.present"] == "true"
+    assert node["metadata"]["labels"]["kubernetes.io/hostname"] == "spare"
     assert {"key": "only", "value": "some", "effect": "NoSchedule"} in node["spec"]["taints"]
     assert node["status"]["nodeInfo"]["kubeletVersion"].startswith("v1.37.")
     with pytest.raises(LocalClusterError, match="there is no node spare"):
         cluster.node_root("spare")
 
 
+def test_a_taint_of_another_form_is_refused(cluster: Cluster) -> None:
+    with pytest.raises(LocalClusterError, match="taint 'only' is not key=value:Effect"):
+        cluster.add_node(NodeSpec("wrong", taints=("only",)))
+    assert "wrong" not in cluster.status()["nodes"]
+
+
 @pytest.fixture
 def server(cluster: Cluster) -> Any:
     """A pod on node-b that runs until it is ended."""
     body = pod("server", "sleep 1000", node="node-b", restartPolicy="Always")
-    cluster.kubectl("apply", "-f", "-", input=json_text(body))
+    cluster.kubectl("apply", "-f", "-", input=json.dumps(body))
     cluster.kubectl("wait", "pod/server", "--for=condition=Ready", "--timeout=20s")
     yield
     cluster.kubectl("delete", "pod", "server", "--force", "--grace-period=0")

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import SHELL, json_text, pod
 
 from localcluster import Cluster, Image, KubectlError, LocalClusterError, virtual_environment
+from tests.localcluster.pods import SHELL, pod
 
 RunPod = Callable[..., str]
 
@@ -64,7 +64,7 @@ def test_a_container_without_a_command_runs_the_entrypoint_and_its_own_variables
     ],
 )
 def test_an_unknown_image_is_named_in_the_pods_status(cluster: Cluster, image: str, words: str) -> None:
-    cluster.kubectl("apply", "-f", "-", input=json_text(pod("unknown", "true", image=image)))
+    cluster.kubectl("apply", "-f", "-", input=json.dumps(pod("unknown", "true", image=image)))
     try:
         waiting = "jsonpath={.status.containerStatuses[0].state.waiting.reason}=ErrImagePull"
         cluster.kubectl("wait", "pod/unknown", f"--for={waiting}", "--timeout=20s")
@@ -82,7 +82,7 @@ def test_a_pod_of_a_namespace_that_enforces_restricted_runs(cluster: Cluster) ->
     cluster.kubectl("create", "namespace", "strict")
     cluster.kubectl("label", "namespace", "strict", "pod-security.kubernetes.io/enforce=restricted")
     with pytest.raises(KubectlError, match="violates PodSecurity"):
-        cluster.kubectl("apply", "-n", "strict", "-f", "-", input=json_text(pod("loose", "true")))
+        cluster.kubectl("apply", "-n", "strict", "-f", "-", input=json.dumps(pod("loose", "true")))
     container = {
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True},
         "volumeMounts": [{"name": "work", "mountPath": "/work"}],
@@ -90,7 +90,7 @@ def test_a_pod_of_a_namespace_that_enforces_restricted_runs(cluster: Cluster) ->
     security = {"runAsNonRoot": True, "runAsUser": 65532, "runAsGroup": 65532, "fsGroup": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
     script = "echo text > /work/file; echo text > /tmp/file; test -w /dev/shm; test -s /var/run/secrets/kubernetes.io/serviceaccount/token; ! touch /etc/x"
     body = pod("tight", script, container=container, securityContext=security, volumes=[{"name": "work", "emptyDir": {}}])
-    cluster.kubectl("apply", "-n", "strict", "-f", "-", input=json_text(body))
+    cluster.kubectl("apply", "-n", "strict", "-f", "-", input=json.dumps(body))
     cluster.kubectl("wait", "-n", "strict", "pod/tight", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=20s")
 
 
@@ -112,16 +112,16 @@ def test_a_pod_uses_its_own_token_and_only_its_own_rights(cluster: Cluster, run_
 
 def test_an_extended_resource_is_given_to_one_pod_at_a_time(cluster: Cluster, run_pod: RunPod) -> None:
     gpu = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
-    cluster.kubectl("apply", "-f", "-", input=json_text(pod("holder", "sleep 1000", container=gpu)))
+    cluster.kubectl("apply", "-f", "-", input=json.dumps(pod("holder", "sleep 1000", container=gpu)))
     cluster.kubectl("wait", "pod/holder", "--for=condition=Ready", "--timeout=20s")
-    cluster.kubectl("apply", "-f", "-", input=json_text(pod("waiter", "true", container=gpu)))
+    cluster.kubectl("apply", "-f", "-", input=json.dumps(pod("waiter", "true", container=gpu)))
     cluster.kubectl("wait", "pod/waiter", "--for=jsonpath={.status.conditions[0].reason}=Unschedulable", "--timeout=20s")
     cluster.kubectl("delete", "pod", "holder")
     cluster.kubectl("wait", "pod/waiter", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=20s")
 
 
 def test_logs_and_exec_work_from_outside(cluster: Cluster) -> None:
-    cluster.kubectl("apply", "-f", "-", input=json_text(pod("long", "echo up; sleep 1000")))
+    cluster.kubectl("apply", "-f", "-", input=json.dumps(pod("long", "echo up; sleep 1000")))
     cluster.kubectl("wait", "pod/long", "--for=condition=Ready", "--timeout=20s")
     assert cluster.kubectl("logs", "long").stdout == "up\n"
     assert cluster.kubectl("exec", "-i", "long", "--", "/bin/cat", input="through").stdout == "through"

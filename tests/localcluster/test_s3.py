@@ -75,12 +75,11 @@ def test_nothing_of_the_server_is_left_after_close() -> None:
 
 def test_nothing_of_the_server_is_left_when_its_owner_is_killed() -> None:
     code = "from localcluster.s3 import S3Server; s = S3Server().start(); print(s.pid, s.root, flush=True); input()"
-    owner = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert owner.stdout is not None
-    pid, root = owner.stdout.readline().split()
-    handle = os.pidfd_open(int(pid))
-    owner.kill()
-    owner.wait()
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        pid, root = owner.stdout.readline().split()
+        handle = os.pidfd_open(int(pid))
+        owner.kill()
     assert _ends_within(handle, 5.0)
     assert not Path(root).parent.exists()
 
