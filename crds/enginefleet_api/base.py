@@ -40,6 +40,12 @@ class Contract(BaseModel):
         return self.model_dump(mode="json", by_alias=True, exclude_none=exclude_none)
 
 
+def matching(pattern: str, write: str, **limits: Any) -> Any:
+    """A pydantic Field for text of a pattern. `write` completes "write …": API servers say only which pattern did not match."""
+    rule = Rule(f"self.matches(r'{pattern}')", f"write {write}")
+    return Field(pattern=pattern, json_schema_extra={"x-kubernetes-validations": [rule.to_schema()]}, **limits)
+
+
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
 DECIMAL_PATTERN = r"^-?[0-9]+(\.[0-9]+)?$"
 FRACTION_PATTERN = r"^(-?[0-9]+(\.[0-9]+)?|[0-9]+/[0-9]*[1-9][0-9]*)$"
@@ -48,12 +54,14 @@ PERCENT_PATTERN = r"^(100|[1-9]?[0-9])%$"
 QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 
-Digest = Annotated[str, Field(pattern=DIGEST_PATTERN, max_length=71)]
-DecimalText = Annotated[str, Field(pattern=DECIMAL_PATTERN, max_length=32)]
-FractionText = Annotated[str, Field(pattern=FRACTION_PATTERN, max_length=32)]
-DurationText = Annotated[str, Field(pattern=DURATION_PATTERN, max_length=32)]
-QuantityText = Annotated[str, Field(pattern=QUANTITY_PATTERN, max_length=32)]
-NameText = Annotated[str, Field(pattern=NAME_PATTERN, min_length=1, max_length=253)]
+Digest = Annotated[str, matching(DIGEST_PATTERN, "the digest as sha256:<64 hex digits>", max_length=71)]
+DecimalText = Annotated[str, matching(DECIMAL_PATTERN, 'a decimal in quotes, like "0.95"', max_length=32)]
+FractionText = Annotated[str, matching(FRACTION_PATTERN, 'a decimal or a fraction in quotes, like "0.5" or "1/255"', max_length=32)]
+DurationText = Annotated[str, matching(DURATION_PATTERN, "a duration like 12ms, 90s, 10m or 1h30m", max_length=32)]
+QuantityText = Annotated[str, matching(QUANTITY_PATTERN, "a quantity like 512Mi or 1Gi", max_length=32)]
+NameText = Annotated[
+    str, matching(NAME_PATTERN, "the object's name: lower-case letters, digits, '-' and '.'", min_length=1, max_length=253)
+]
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 

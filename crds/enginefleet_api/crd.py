@@ -45,9 +45,9 @@ class _Generator(GenerateJsonSchema):
         return super().get_default_value(schema)
 
     def encode_default(self, dft: Any) -> Any:
-        """Only what differs from the nested model's own defaults: the API server fills in the rest, and each default stands once."""
+        """A nested model whole: the API server tries rules on a default as it stands, before it fills in defaults further down."""
         if isinstance(dft, Contract):
-            return dft.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+            return dft.to_json_dict()
         return super().encode_default(dft)
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:

@@ -45,7 +45,8 @@ def parse_cpuinfo(text: str, machine: str) -> dict[str, Json]:
         if name.strip() in ("flags", "Features"):
             flags = set(value.split())
             common = flags if common is None else common & flags
-    return {"isa": None if common is None else sorted({wanted[flag] for flag in common & wanted.keys()})}
+    isa: Json = None if common is None else [*sorted(wanted[flag] for flag in common & wanted.keys())]
+    return {"isa": isa}
 
 
 def cpu_model(text: str) -> str | None:

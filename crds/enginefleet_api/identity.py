@@ -156,7 +156,12 @@ def engine_key(*, prepared_model: str, recipe: Mapping[str, Json], fingerprint: 
     return key_of(
         "engine",
         1,
-        {"preparedModel": prepared_model, "recipe": without_defaults(recipe, ENGINE_DEFAULTS), "fingerprint": fingerprint, "version": version},
+        {
+            "preparedModel": prepared_model,
+            "recipe": without_defaults(recipe, ENGINE_DEFAULTS),
+            "fingerprint": fingerprint,
+            "version": version,
+        },
     )
 
 

@@ -110,7 +110,12 @@ NODE_FINGERPRINT = Kind(
     spec=NodeFingerprintSpec,
     status=NodeFingerprintStatus,
     columns=(Column("Host", ".spec.host.summary"), AGE),
-    rules=(Rule("self.spec.node == self.metadata.name", "a NodeFingerprint is named after its node: write the same in metadata.name and spec.node"),),
+    rules=(
+        Rule(
+            "self.spec.node == self.metadata.name",
+            "a NodeFingerprint is named after its node: write the same in metadata.name and spec.node",
+        ),
+    ),
 )
 ENGINE_BUILD = Kind(
     name="EngineBuild",

@@ -1,6 +1,7 @@
 """The resources of enginefleet.io/v1alpha1 as pydantic models: what the API server's schema is generated from.
 
-Defaults stand here and nowhere else; CEL rules stand beside the model that they check (`RULES`), see `crd.py`.
+Defaults stand in the models and nowhere else; CEL rules stand beside the model that they check (`RULES`), see `crd.py`. The largest one, the
+spec of ModelDeployment, is in `modeldeployment.py`, shared fields in `fields.py`; both are to be had from here too.
 """
 
 from __future__ import annotations
@@ -9,206 +10,67 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .base import Contract, DecimalText, Digest, DurationText, FractionText, NameText, QuantityText
+from .base import Contract, NameText, QuantityText, Rule, matching
+from .fields import (
+    CountOrPercent,
+    Endpoint,
+    FreeObject,
+    Image,
+    LabelSelector,
+    LocalRef,
+    OptionalImage,
+    Percent,
+    Text,
+    Uri,
+    Window,
+    checked,
+    list_map,
+    list_set,
+)
+from .modeldeployment import (
+    AccuracyAcceptance,
+    Benchmark,
+    BuildSettings,
+    Calibration,
+    Canary,
+    Decoder,
+    Dla,
+    Exclude,
+    ExpectedBaseline,
+    InputSpec,
+    Model,
+    ModelDeploymentSpec,
+    OnDevice,
+    OperatingPoint,
+    Preprocessing,
+    Profile,
+    Rollout,
+    Serving,
+    Shape,
+    SpeedAcceptance,
+    Subgroups,
+    Target,
+    Validation,
+)
 
 GROUP = "enginefleet.io"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 
-Text = Annotated[str, Field(max_length=1024)]
-Uri = Annotated[str, Field(min_length=1, max_length=2048)]
-Shape = Annotated[list[Annotated[int, Field(ge=1, le=2**31 - 1)]], Field(max_length=8)]
-Percent = Annotated[str, Field(pattern=r"^(100|[1-9]?[0-9])%$")]
-CountOrPercent = Annotated[int, Field(ge=0, le=100000)] | Percent
-FreeObject = dict[str, Any]
-"""An object that the API server keeps as it is (x-kubernetes-preserve-unknown-fields)."""
+__all__ = [
+    "API_VERSION", "GROUP", "VERSION",
+    "AccuracyAcceptance", "AttemptState", "Benchmark", "BuildSettings", "Builds", "Calibration", "Canary", "ClassFingerprint",
+    "ClassStatus", "Condition", "CountOrPercent", "Decoder", "Dla", "Endpoint", "EngineBuildSpec", "EngineBuildStatus", "EngineStoreSpec",
+    "EngineStoreStatus", "Exclude", "ExpectedBaseline", "FailureRecord", "FingerprintStatus", "FreeObject", "HardwareClassSpec",
+    "HardwareClassStatus", "Host", "IdentitySettings", "Image", "InputSpec", "LabelSelector", "LocalRef", "Model", "ModelDeploymentSpec",
+    "ModelDeploymentStatus", "NodeCounts", "NodeFingerprintSpec", "NodeFingerprintStatus", "NodeTrouble", "Observation", "OnDevice",
+    "OperatingPoint", "OptionalImage", "Percent", "PrepareSettings", "Preprocessing", "ProbeState", "ProbedRuntime", "Profile", "Resolved",
+    "Rollout", "RolloutStatus", "Runtime", "SecretKeyRef", "Serving", "Shape", "Signing", "SpeedAcceptance", "Subgroups", "Target", "Text",
+    "Trust", "Uri", "Validation", "Window",
+]  # fmt: skip
 
 
-class LocalRef(Contract):
-    name: NameText
-
-
-class LabelSelector(Contract):
-    match_labels: dict[str, Annotated[str, Field(max_length=63)]] = Field(default_factory=dict)
-
-
-# ---- ModelDeployment ----
-
-
-class Model(Contract):
-    uri: Uri
-    digest: Digest | None = None
-    credentials_secret_ref: LocalRef | None = None
-    endpoint: Text = ""
-    """S3 endpoint; empty: the store's endpoint for s3:// without own credentials, else the provider's own."""
-    region: Text = ""
-
-
-class Profile(Contract):
-    min: Shape
-    opt: Shape
-    max: Shape
-
-
-class InputSpec(Contract):
-    name: Annotated[str, Field(min_length=1, max_length=253)]
-    profiles: Annotated[list[Profile], Field(min_length=1, max_length=8)]
-
-
-class Preprocessing(Contract):
-    resize: Literal["none", "letterbox", "stretch", "center-crop"] = "none"
-    size: Annotated[list[Annotated[int, Field(ge=1, le=16384)]], Field(max_length=2)] = Field(default_factory=list)
-    """Height and width in pixels."""
-    color: Literal["RGB", "BGR", "GRAY"] = "RGB"
-    layout: Literal["NCHW", "NHWC"] = "NCHW"
-    scale: FractionText = "1"
-    mean: Annotated[list[FractionText], Field(max_length=4)] = Field(default_factory=list)
-    std: Annotated[list[FractionText], Field(max_length=4)] = Field(default_factory=list)
-
-
-class Exclude(Contract):
-    nodes: Annotated[list[Text], Field(max_length=64)] = Field(default_factory=list)
-    op_types: Annotated[list[Text], Field(max_length=64)] = Field(default_factory=list)
-
-
-class Calibration(Contract):
-    source: Literal["dataset", "model"] = "dataset"
-    uri: Annotated[str, Field(max_length=2048)] = ""
-    digest: Digest | None = None
-    credentials_secret_ref: LocalRef | None = None
-    method: Literal["auto", "entropy", "max"] = "auto"
-    min_samples: Annotated[int, Field(ge=1, le=1_000_000)] = 100
-    exclude: Exclude = Field(default_factory=Exclude)
-
-
-class Decoder(Contract):
-    kind: Literal["logits", "yolo", "yolov5", "yolo_end2end", "boxes_scores_labels", "detr", "python"] = "logits"
-    nms_iou: DecimalText = "0.7"
-    confidence: DecimalText = "0.001"
-    max_detections: Annotated[int, Field(ge=1, le=10000)] = 300
-
-
-class Subgroups(Contract):
-    column: Annotated[str, Field(min_length=1, max_length=253)]
-
-
-class OnDevice(Contract):
-    max_samples: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
-
-
-class ExpectedBaseline(Contract):
-    expected: DecimalText
-    tolerance: DecimalText = "0.02"
-
-
-class OperatingPoint(Contract):
-    confidence: DecimalText
-    max_recall_drop: DecimalText = "0.01"
-
-
-class AccuracyAcceptance(Contract):
-    minimum: DecimalText | None = None
-    max_drop: DecimalText | None = None
-    max_drop_per_class: DecimalText | None = None
-    operating_point: OperatingPoint | None = None
-
-
-class Validation(Contract):
-    uri: Uri
-    digest: Digest | None = None
-    credentials_secret_ref: LocalRef | None = None
-    task: Literal["classification", "detection", "segmentation", "outputs"] = "classification"
-    metric: Literal["top1", "top5", "map50", "map50_95", "miou", "cosine", "max_abs_error"] = "top1"
-    decoder: Decoder = Field(default_factory=Decoder)
-    min_samples: Annotated[int, Field(ge=1, le=1_000_000)] = 200
-    required_classes: Annotated[list[Text], Field(max_length=1000)] = Field(default_factory=list)
-    subgroups: Subgroups | None = None
-    on_device: OnDevice = Field(default_factory=OnDevice)
-    baseline: ExpectedBaseline | None = None
-    acceptance: AccuracyAcceptance = Field(default_factory=AccuracyAcceptance)
-
-
-class SpeedAcceptance(Contract):
-    batch_size: Annotated[int, Field(ge=1, le=65536)] = 1
-    p95: DurationText | None = None
-    throughput: DecimalText | None = None
-    min_speedup: DecimalText | None = None
-
-
-class Benchmark(Contract):
-    batch_sizes: Annotated[list[Annotated[int, Field(ge=1, le=65536)]], Field(min_length=1, max_length=16)] = Field(default_factory=lambda: [1])
-    acceptance: SpeedAcceptance | None = None
-    sustained: DurationText = "0s"
-
-
-class Dla(Contract):
-    core: Annotated[int, Field(ge=0, le=7)] = 0
-    allow_gpu_fallback: bool = True
-
-
-class BuildSettings(Contract):
-    workspace: Annotated[str, Field(pattern=r"^(auto|[0-9]+(\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?)$", max_length=32)] = "auto"
-    optimization_level: Annotated[int, Field(ge=0, le=5)] = 3
-    dla: Dla | None = None
-    plugins: Annotated[list[Text], Field(max_length=32)] = Field(default_factory=list)
-    tactic_sources: Annotated[list[Text], Field(max_length=16)] = Field(default_factory=list)
-    threads: Annotated[str, Field(pattern=r"^(auto|[1-9][0-9]{0,2})$")] = "auto"
-    """Intra-op threads of the ONNX Runtime CPU backend."""
-
-
-class Target(Contract):
-    hardware_class: NameText | None = None
-    hardware_class_selector: LabelSelector | None = None
-
-
-class Serving(Contract):
-    mode: Literal["DaemonSet", "Deployment", "None"] = "DaemonSet"
-    replicas: Annotated[int, Field(ge=0, le=10000)] | None = None
-    engine_path: Annotated[str, Field(pattern=r"^/[^:]*$", max_length=1024)] = "/engine"
-    layout: Literal["plain", "triton", "ultralytics"] = "plain"
-    runtime_check: Literal["Enforce", "Declare"] = "Enforce"
-    template: FreeObject | None = None
-
-
-class Canary(Contract):
-    count: Annotated[int, Field(ge=0, le=10000)] | None = None
-    percent: Annotated[int, Field(ge=0, le=100)] | None = None
-    soak: DurationText = "0s"
-    node_selector: LabelSelector | None = None
-
-
-class Window(Contract):
-    days: Annotated[list[Literal["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]], Field(min_length=1, max_length=7)]
-    start: Annotated[str, Field(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$")]
-    duration: DurationText
-    time_zone: Annotated[str, Field(max_length=64)] = "UTC"
-
-
-class Rollout(Contract):
-    canary: Canary | None = None
-    steps: Annotated[list[Percent], Field(max_length=20)] = Field(default_factory=list)
-    max_unavailable: CountOrPercent = "10%"
-    max_failures: Annotated[int, Field(ge=0, le=100000)] = 1
-    progress_deadline: DurationText = "10m"
-    on_failure: Literal["Rollback", "Pause"] = "Pause"
-    windows: Annotated[list[Window], Field(max_length=32)] = Field(default_factory=list)
-
-
-class ModelDeploymentSpec(Contract):
-    model: Model
-    precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "int8", "fp8"] = "fp32"
-    inputs: Annotated[list[InputSpec], Field(max_length=32)] = Field(default_factory=list)
-    preprocessing: Preprocessing = Field(default_factory=Preprocessing)
-    calibration: Calibration | None = None
-    validation: Validation | None = None
-    benchmark: Benchmark = Field(default_factory=Benchmark)
-    build: BuildSettings = Field(default_factory=BuildSettings)
-    targets: Annotated[list[Target], Field(min_length=1, max_length=32)]
-    store_ref: LocalRef = Field(default_factory=lambda: LocalRef(name="default"))
-    serving: Serving = Field(default_factory=Serving)
-    rollout: Rollout = Field(default_factory=Rollout)
-    paused: bool = False
-    history_limit: Annotated[int, Field(ge=1, le=20)] = 3
+# ---- what several kinds report ----
 
 
 class Condition(Contract):
@@ -315,50 +177,84 @@ class ModelDeploymentStatus(Contract):
     prepare: AttemptState | None = None
     prepare_inputs_key: str = ""
     """The inputs that `prepare` is about."""
-    classes: list[ClassStatus] = Field(default_factory=list)
-    conditions: list[Condition] = Field(default_factory=list)
+    classes: Annotated[list[ClassStatus], list_map("name")] = Field(default_factory=list)
+    conditions: Annotated[list[Condition], list_map("type")] = Field(default_factory=list)
 
 
 # ---- HardwareClass ----
 
 
 class Runtime(Contract):
-    image: Annotated[str, Field(min_length=1, max_length=512)]
-    candidate_image: Annotated[str, Field(max_length=512)] = ""
-    python: Annotated[str, Field(pattern=r"^(/.*|[a-z0-9.]+)$", max_length=512)] = "python3"
+    """The image in which engines of a class are built and judged, and how its pods run."""
+
+    image: Image
+    candidate_image: OptionalImage = ""
+    """Built and judged beside `image`, not rolled out until promoted."""
+    python: Annotated[str, matching(r"^(/.*|[a-z0-9.]+)$", "an absolute path or a command, like /usr/bin/python3", max_length=512)] = (
+        "python3"
+    )
+    """The interpreter that owns the backend's bindings."""
     runtime_class_name: Annotated[str, Field(max_length=253)] = ""
     resources: FreeObject = Field(default_factory=dict)
+    """Requests and limits of probe, build and serving containers. May be empty: a Jetson often has no device plugin."""
     tolerations: Annotated[list[FreeObject], Field(max_length=32)] = Field(default_factory=list)
 
 
 class Builds(Contract):
+    """When and how many engines of a class are built at a time."""
+
     max_concurrent: Annotated[int, Field(ge=1, le=100)] = 1
     windows: Annotated[list[Window], Field(max_length=32)] = Field(default_factory=list)
     when_busy: Literal["Auto", "Wait"] = "Wait"
+    """Wait: for a node of the fingerprint without a serving pod. Auto: beside or instead of one, within the rollout's budget."""
     memory_reserve: QuantityText = "1Gi"
+    """Memory that a build beside a serving pod leaves free."""
 
 
 class PrepareSettings(Contract):
+    """Where models for this class are prepared. FromStore: elsewhere, for boards that are too small."""
+
     mode: Literal["Local", "FromStore"] = "Local"
-    node_selector: dict[str, Annotated[str, Field(max_length=63)]] = Field(default_factory=dict)
+    node_selector: Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=16)] = Field(default_factory=dict)
     resources: FreeObject = Field(default_factory=dict)
 
 
 class IdentitySettings(Contract):
-    include: Annotated[list[Text], Field(max_length=16)] = Field(default_factory=list)
-    exclude: Annotated[list[Text], Field(max_length=16)] = Field(default_factory=list)
+    """Facts that enter the fingerprint beyond the standard ones, or do not enter it."""
+
+    include: Annotated[list[Text], list_set(max_length=16)] = Field(default_factory=list)
+    exclude: Annotated[list[Text], list_set(max_length=16)] = Field(default_factory=list)
+
+    RULES = (Rule("!self.include.exists(fact, fact in self.exclude)", "a fact stands in include and in exclude: write it in one of them"),)
 
 
 class HardwareClassSpec(Contract):
+    """Which nodes belong to the class, and what runs there."""
+
     node_selector: LabelSelector
     allowed_namespaces: LabelSelector | None = None
+    """Namespaces that may build and serve on this hardware; absent: all."""
     backend: Literal["tensorrt", "tensorrt-rtx", "onnxruntime"]
     execution_provider: Literal["CPU", "CUDA", "TensorRT", "OpenVINO", "CoreML"] = "CPU"
     runtime: Runtime
     builds: Builds = Field(default_factory=Builds)
     prepare: PrepareSettings = Field(default_factory=PrepareSettings)
     on_version_change: Literal["Rebuild", "Hold"] = "Rebuild"
+    """When a node's fingerprint changes. Hold: waits for the annotation enginefleet.io/approve."""
     identity: IdentitySettings = Field(default_factory=IdentitySettings)
+
+    RULES = (
+        Rule(
+            "self.backend == 'onnxruntime' || self.executionProvider == 'CPU'",
+            "executionProvider is for backend: onnxruntime: leave it out, or write backend: onnxruntime",
+            ".executionProvider",
+        ),
+        Rule(
+            "self.runtime.candidateImage == '' || self.runtime.candidateImage != self.runtime.image",
+            "the candidate is the image in use: write another image in runtime.candidateImage, or leave it out",
+            ".runtime",
+        ),
+    )
 
 
 class ProbedRuntime(Contract):
@@ -392,41 +288,88 @@ class HardwareClassStatus(Contract):
     fingerprints: list[ClassFingerprint] = Field(default_factory=list)
     probed: list[ProbedRuntime] = Field(default_factory=list)
     probes: list[ProbeState] = Field(default_factory=list)
-    conditions: list[Condition] = Field(default_factory=list)
+    conditions: Annotated[list[Condition], list_map("type")] = Field(default_factory=list)
 
 
 # ---- EngineStore ----
 
 
 class SecretKeyRef(Contract):
+    """One key of a Secret of the same namespace."""
+
     name: NameText
     key: Annotated[str, Field(min_length=1, max_length=253)]
 
 
 class Signing(Contract):
+    """The private key that build records and verdicts are signed with; read by build Jobs only."""
+
     key_secret_ref: SecretKeyRef | None = None
 
 
+PublicKey = Annotated[
+    str,
+    checked(
+        Rule(
+            "!self.contains('PRIVATE KEY')",
+            "this is a private key, and is known to all readers now: replace it, and write the public key's PEM text here",
+        ),
+        Rule(
+            "self.contains('PRIVATE KEY') || self.startsWith('-----BEGIN ')", "write the PEM text, starting with -----BEGIN PUBLIC KEY-----"
+        ),
+        max_length=4096,
+    ),
+]
+
+
 class Trust(Contract):
+    """Whose engines may be loaded."""
+
     require: bool = False
-    public_keys: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=32)] = Field(default_factory=list)
+    """True: an engine without a signature of one of the keys is not loaded."""
+    public_keys: Annotated[list[PublicKey], Field(max_length=32)] = Field(default_factory=list)
+
+    RULES = (
+        Rule(
+            "!self.require || size(self.publicKeys) > 0",
+            "require without keys would trust nobody: write the PEM text of a key below publicKeys",
+        ),
+    )
 
 
 class EngineStoreSpec(Contract):
-    uri: Annotated[str, Field(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$", max_length=1024)]
-    endpoint: Annotated[str, Field(pattern=r"^(https?://.+)?$", max_length=1024)] = ""
+    """A bucket with conditional writes (If-None-Match, If-Match), and a prefix in it."""
+
+    uri: Annotated[
+        str,
+        checked(
+            Rule(
+                "self.matches(r'^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?#]*)?$')",
+                "write s3://<bucket>/<prefix>/: a bucket's name has 3 to 63 lower-case letters, digits, '.' and '-'",
+            ),
+            Rule("!self.matches(r'/[.]{1,2}(/|$)')", "'.' and '..' are no folders in a bucket: write the prefix without them"),
+            max_length=1024,
+        ),
+    ]
+    endpoint: Endpoint = ""
+    """Empty: the provider's own."""
     region: Annotated[str, Field(max_length=64)] = "us-east-1"
-    ca_bundle: Annotated[str, Field(max_length=65536)] = ""
+    ca_bundle: Annotated[
+        str,
+        checked(Rule("self == '' || self.contains('-----BEGIN CERTIFICATE-----')", "write the certificates' PEM text"), max_length=65536),
+    ] = ""
+    """PEM text of the authorities that the endpoint's certificate is checked with; empty: the system's."""
     credentials_secret_ref: LocalRef | None = None
     """Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; absent: the pod's own identity."""
     read_credentials_secret_ref: LocalRef | None = None
+    """The same with read access, for serving pods; absent: `credentialsSecretRef`."""
     signing: Signing | None = None
     trust: Trust = Field(default_factory=Trust)
 
 
 class EngineStoreStatus(Contract):
     observed_generation: int = -1
-    conditions: list[Condition] = Field(default_factory=list)
+    conditions: Annotated[list[Condition], list_map("type")] = Field(default_factory=list)
 
 
 # ---- NodeFingerprint ----
@@ -454,14 +397,16 @@ class Observation(Contract):
 
 
 class NodeFingerprintSpec(Contract):
-    node: str
-    boot_id: str = ""
+    """What was observed on one node, written when it changes. `host` is the agent's, each observation its probe's."""
+
+    node: NameText
+    boot_id: Text = ""
     host: Host | None = None
-    observations: list[Observation] = Field(default_factory=list)
+    observations: Annotated[list[Observation], list_map("class", "imageDigest", "device", max_length=256)] = Field(default_factory=list)
 
 
 class NodeFingerprintStatus(Contract):
-    conditions: list[Condition] = Field(default_factory=list)
+    conditions: Annotated[list[Condition], list_map("type")] = Field(default_factory=list)
 
 
 # ---- EngineBuild ----
@@ -470,20 +415,22 @@ class NodeFingerprintStatus(Contract):
 class EngineBuildSpec(Contract):
     """Immutable. A changed gate is another EngineBuild, which adopts the engine that is there."""
 
-    model_deployment: str
-    revision: str
-    hardware_class: str = Field(alias="class")
-    image: str
-    image_digest: str
-    fingerprint: str
-    summary: str = ""
-    precision: str
-    prepared_key: str
-    prepared_model: str
-    engine_key: str
-    gate_key: str
+    model_deployment: Text
+    revision: Text
+    hardware_class: Text = Field(alias="class")
+    image: Text
+    image_digest: Text
+    fingerprint: Text
+    summary: Text = ""
+    precision: Text
+    prepared_key: Text
+    prepared_model: Text
+    engine_key: Text
+    gate_key: Text
     request: dict[str, Any]
     """The BuildRequest less holder and node."""
+
+    RULES = (Rule("self == oldSelf", "an EngineBuild does not change: delete it, and the operator makes another one"),)
 
 
 class EngineBuildStatus(Contract):
@@ -498,4 +445,4 @@ class EngineBuildStatus(Contract):
     durations: dict[str, str] = Field(default_factory=dict)
     reasons: list[str] = Field(default_factory=list)
     message: str = ""
-    conditions: list[Condition] = Field(default_factory=list)
+    conditions: Annotated[list[Condition], list_map("type")] = Field(default_factory=list)
