@@ -20,6 +20,8 @@ from .records import parse
 
 HEARTBEATS_A_CLAIM = 4
 """A claim is renewed this often before it would expire: three heartbeats may fail."""
+RELEASE_PATIENCE = 5.0
+"""Seconds that a release waits for a heartbeat that hangs at a store that is down."""
 
 
 class ClaimHeld(TransientFault):
@@ -65,8 +67,8 @@ class HeldClaim:
     def release(self) -> None:
         """Let others have it at once. Without effect when it is lost; a store that is down leaves it to expire."""
         self._done.set()
-        self._thread.join()
-        if self._lost is None:
+        self._thread.join(RELEASE_PATIENCE)
+        if self._lost is None and not self._thread.is_alive():
             freed = self.claim.model_copy(update={"expires": "0"})
             try:
                 self._store.replace_if(self._key, self._etag, _encoded(freed))
@@ -89,6 +91,8 @@ class HeldClaim:
             started = time.monotonic()
             renewed = _running(self._store, self.claim.holder, self._seconds, self.claim.takeovers)
             etag = self._store.replace_if(self._key, self._etag, _encoded(renewed))
+            if etag is None and (own := self._own_version()) is not None:
+                etag = self._store.replace_if(self._key, own, _encoded(renewed))
             if etag is None:
                 self._lost = TransientFault(
                     "ClaimLost",
@@ -97,6 +101,15 @@ class HeldClaim:
                 )
                 return
             self.claim, self._etag, self._renewed = renewed, etag, started
+
+    def _own_version(self) -> str | None:
+        """The etag of the standing claim when it is ours after all: a heartbeat was stored and its answer lost."""
+        stored = self._store.get(self._key)
+        if stored is None:
+            return None
+        standing = parse(self._key, stored.body, Claim)
+        same = (standing.holder, standing.takeovers) == (self.claim.holder, self.claim.takeovers)
+        return stored.etag if same else None
 
     def __enter__(self) -> Self:
         return self

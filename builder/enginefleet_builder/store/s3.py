@@ -16,7 +16,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from enginefleet_api.errors import PermanentError, TransientFault
 from enginefleet_builder.io import Progress
 
-from .base import SMALL_OBJECT_LIMIT, Body, Store, Stored, check_key, sha256_of
+from .base import SMALL_OBJECT_LIMIT, Body, ObjectMissing, Store, Stored, check_key, sha256_of
 from .client import classify, delay, is_missing, is_precondition
 from .download import download_object
 
@@ -149,11 +149,19 @@ class S3Store(Store):
 
     def version(self, key: str) -> str | None:
         try:
-            return self.attempt(lambda: self._client.head_object(Bucket=self._bucket, Key=self._key(key)))["ETag"]
+            return self.head(key)[1]
+        except ObjectMissing:
+            return None
+
+    def head(self, key: str) -> tuple[int, str]:
+        """Size and etag; raises ObjectMissing."""
+        try:
+            answer = self.attempt(lambda: self._client.head_object(Bucket=self._bucket, Key=self._key(key)))
         except ClientError as error:
             if is_missing(error):
-                return None
+                raise ObjectMissing(self.name, key) from error
             raise classify(error, self.name) from error
+        return answer["ContentLength"], answer["ETag"]
 
     def list(self, prefix: str) -> Iterator[str]:
         token: dict[str, str] = {}
@@ -167,12 +175,9 @@ class S3Store(Store):
     def download(self, key: str, path: Path, *, sha256: str = "", size: int | None = None, progress: Progress | None = None) -> str:
         return download_object(self, key, path, sha256=sha256, size=size, progress=progress or self._progress)
 
-    def open_range(self, key: str, start: int = 0, end: int | None = None, etag: str = "") -> Any:
-        """GetObject from `start` to before `end`, of the version `etag`; one request, raises ClientError and BotoCoreError."""
-        span: dict[str, str] = {"Range": f"bytes={start}-{'' if end is None else end - 1}"} if start or end is not None else {}
-        if etag:
-            span["IfMatch"] = etag
-        return self._noted(self._client.get_object(Bucket=self._bucket, Key=self._key(key), **span))  # type: ignore[arg-type]
+    def open_range(self, key: str, start: int, end: int, etag: str) -> Any:
+        """GetObject from `start` to before `end`, of the version `etag`: one request, raises ClientError and BotoCoreError."""
+        return self._client.get_object(Bucket=self._bucket, Key=self._key(key), Range=f"bytes={start}-{end - 1}", IfMatch=etag)
 
     def now(self) -> float:
         """By the `Date` of the store's last answer, carried on by the monotonic clock; before any answer, this machine's clock."""
