@@ -73,7 +73,9 @@ def decide_class(s: ClassSnapshot, now: float) -> Plan:
                 wakes.append(found.wake_at)
     # what no node of ours and no workload needs is forgotten: a class's status must not grow with its history
     live_hosts = set(groups)
-    probed = [p for p in probed if p.image == image or p.image_digest in s.images_in_use or p.host_digest in live_hosts and _recent(p, probed)]
+    probed = [
+        p for p in probed if p.image == image or p.image_digest in s.images_in_use or p.host_digest in live_hosts and _recent(p, probed)
+    ]
     kept_states = [p for (i, h), p in sorted(states.items()) if i == image and h in live_hosts]
     keep_digests = {p.image_digest for p in probed if p.image == image} | s.images_in_use
     counts: dict[str, ClassFingerprint] = {}
@@ -125,7 +127,11 @@ def _probe(s: ClassSnapshot, host_digest: str, members: list[Node], state: Probe
             return _Probe(state, message=state.last_failure.message if state and state.last_failure else "")
         if due is not None and now < due:
             last = state.last_failure if state else None
-            return _Probe(state, message=f"{last.reason}: {last.message} Attempt {number} at {state.next_attempt_at if state else ''}." if last else "", wake_at=due)
+            return _Probe(
+                state,
+                message=f"{last.reason}: {last.message} Attempt {number} at {state.next_attempt_at if state else ''}." if last else "",
+                wake_at=due,
+            )
         if job is not None:
             return _Probe(state, message="its last probe Job is being deleted")
         ready = [n for n in members if n.ready and not n.unschedulable]
@@ -140,9 +146,13 @@ def _probe(s: ClassSnapshot, host_digest: str, members: list[Node], state: Probe
         return _Probe(state, message="{}: {}".format(*job.waiting) if job.waiting else f"Job {job.name} runs")
     digest = image_digest(job.image_id, image)
     if isinstance(job.report, ProbeReport) and digest:
-        record = ProbedRuntime(image=image, image_digest=digest, host_digest=host_digest, runtime=job.report.runtime, at=retry.timestamp(now))
+        record = ProbedRuntime(
+            image=image, image_digest=digest, host_digest=host_digest, runtime=job.report.runtime, at=retry.timestamp(now)
+        )
         return _Probe(_with(state, image, host_digest, job, attempts=number), record)
-    failure = job.failure or Failure(FailureClass.TRANSIENT, "ReportMissing", f"Job {name} ended without a readable report or image digest.")
+    failure = job.failure or Failure(
+        FailureClass.TRANSIENT, "ReportMissing", f"Job {name} ended without a readable report or image digest."
+    )
     after = retry.after_failure(state, name, failure, now, s.settings.retry_base)
     kept = ProbeState.model_validate({**after.model_dump(), "image": image, "host_digest": host_digest, "node": job.node})
     event = Event(failure.reason, f"Probing {image} failed: {failure.message}", warning=True)
@@ -194,7 +204,9 @@ def _observe(
     return tuple(found[digest] for digest in sorted(found)), current
 
 
-def _labels(name: str, node: Node, observations: tuple[Observation, ...], current: Observation | None, member: bool) -> dict[str, str | None]:
+def _labels(
+    name: str, node: Node, observations: tuple[Observation, ...], current: Observation | None, member: bool
+) -> dict[str, str | None]:
     """What must change so that the node carries one label an image, and the plain one for people."""
     wanted: dict[str, str] = {labels.fp_key(name, o.image_digest): o.id for o in observations}
     plain = labels.fp_key(name)

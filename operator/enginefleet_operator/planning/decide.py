@@ -49,6 +49,3 @@ def decide(s: Snapshot, now: float) -> Plan:
     if changed == s.status.to_json_dict():
         changed = None
     return Plan(tuple(actions), changed, tuple(events), min(wakes, default=None))
-
-
-

@@ -266,7 +266,16 @@ class Event:
 
 
 Action = (
-    StartPrepare | CreateBuild | StartBuild | CreateWorkload | CreateService | StartProbe | WriteObservations | Delete | LabelNode | WriteBuildStatus
+    StartPrepare
+    | CreateBuild
+    | StartBuild
+    | CreateWorkload
+    | CreateService
+    | StartProbe
+    | WriteObservations
+    | Delete
+    | LabelNode
+    | WriteBuildStatus
 )
 
 

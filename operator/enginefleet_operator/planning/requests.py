@@ -192,5 +192,3 @@ def build_request(
         store=store_ref(store),
         holder="",
     )
-
-

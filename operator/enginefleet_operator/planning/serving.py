@@ -13,7 +13,9 @@ from . import requests, rollout
 from .model import Action, CreateService, CreateWorkload, Delete, HardwareClass, LabelNode, Node, ServingPod, Snapshot
 from .stages import Wanted, nodes_of, targets
 
-BROKEN = frozenset({"CrashLoopBackOff", "ImagePullBackOff", "ErrImagePull", "InvalidImageName", "CreateContainerConfigError", "RunContainerError"})
+BROKEN = frozenset(
+    {"CrashLoopBackOff", "ImagePullBackOff", "ErrImagePull", "InvalidImageName", "CreateContainerConfigError", "RunContainerError"}
+)
 """Reasons of a waiting container after which it does not get ready by itself soon."""
 
 

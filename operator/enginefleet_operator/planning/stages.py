@@ -46,12 +46,16 @@ def admission(s: Snapshot) -> Iterator[Problem]:
             continue
         if found is None:
             known = ", ".join(sorted(s.classes)) or "none"
-            yield Problem("HardwareClassNotFound", f"HardwareClass {name!r} does not exist (there are: {known}): create it or correct spec.targets.")
+            yield Problem(
+                "HardwareClassNotFound", f"HardwareClass {name!r} does not exist (there are: {known}): create it or correct spec.targets."
+            )
             continue
         allowed = found.spec.allowed_namespaces
         if allowed is not None and any(s.namespace_labels.get(k) != v for k, v in allowed.match_labels.items()):
             wanted = ", ".join(f"{k}={v}" for k, v in sorted(allowed.match_labels.items()))
-            yield Problem("NamespaceNotAllowed", f"HardwareClass {name!r} allows namespaces with the labels {wanted}; {s.namespace} is not one.")
+            yield Problem(
+                "NamespaceNotAllowed", f"HardwareClass {name!r} allows namespaces with the labels {wanted}; {s.namespace} is not one."
+            )
         for text in support.unsupported_class(found.spec):
             yield Problem("NotYetSupported", f"HardwareClass {name}: {text}.", stalled=True)
     yield from _overlap(s)
@@ -169,7 +173,7 @@ def prepare(s: Snapshot, now: float) -> Prepared:
     if s.status.resolved is not None and s.status.resolved.inputs_key == key:
         return Prepared(key, s.status.resolved, s.status.prepare, outdated)
     state = s.status.prepare
-    if state is not None and state.job and not any(j.name == state.job and j.inputs_key == key for j in s.jobs) and _of_other_inputs(s, key):
+    if s.status.prepare_inputs_key not in ("", key):
         state = retry.reset(state)  # a failure of other inputs says nothing of these
     if s.annotations.get(labels.RETRY, "") != s.status.retry_token:
         state = retry.reset(state)
@@ -184,10 +188,6 @@ def prepare(s: Snapshot, now: float) -> Prepared:
     if found.failed is not None:
         events = (Event(found.failed.reason, f"Prepare failed: {found.failed.message}", warning=True),)
     return Prepared(key, None, found.state, outdated, events, found.start, found.number, found.running, found.wake_at)
-
-
-def _of_other_inputs(s: Snapshot, key: str) -> bool:
-    return s.status.prepare_inputs_key != "" and s.status.prepare_inputs_key != key
 
 
 # ---- builds ----
@@ -262,7 +262,9 @@ def wanted_builds(s: Snapshot, pinned: Resolved) -> list[Wanted]:
     return found
 
 
-LOST_ENGINE = frozenset({"BlobMissing", "BlobDamaged", "EngineMissing", "EngineDamaged", "NotProven", "VerdictMissing", "BuildRecordMissing"})
+LOST_ENGINE = frozenset(
+    {"BlobMissing", "BlobDamaged", "EngineMissing", "EngineDamaged", "NotProven", "VerdictMissing", "BuildRecordMissing"}
+)
 """What a fetch says when the store no longer holds what was published: the build is opened again, and adopts or rebuilds."""
 
 
@@ -305,7 +307,9 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
                 passed[want.name] = status
             elif found.start:
                 if want.spec.engine_key in busy_keys:
-                    status = status.model_copy(update={"phase": "Waiting", "message": "Waiting: the same engine is being built for another class."})
+                    status = status.model_copy(
+                        update={"phase": "Waiting", "message": "Waiting: the same engine is being built for another class."}
+                    )
                 else:
                     busy_keys.add(want.spec.engine_key)
                     start.append((want, found.start, found.number, _avoid(status)))
@@ -339,9 +343,13 @@ def _advance(s: Snapshot, want: Wanted, status: EngineBuildStatus, found: Attemp
         report = found.report
         if report.engine_key != want.spec.engine_key or report.gate_key != want.spec.gate_key:
             failure = Failure(
-                FailureClass.PERMANENT, "ForeignReport", f"the report is about engine {report.engine_key[:12]}, not {want.spec.engine_key[:12]}."
+                FailureClass.PERMANENT,
+                "ForeignReport",
+                f"the report is about engine {report.engine_key[:12]}, not {want.spec.engine_key[:12]}.",
             )
-            changes["build"] = retry.after_failure(status.build, found.state.job if found.state else "", failure, now, s.settings.retry_base)
+            changes["build"] = retry.after_failure(
+                status.build, found.state.job if found.state else "", failure, now, s.settings.retry_base
+            )
             changes |= {"phase": "Failed", "message": failure.message}
             return status.model_copy(update=changes), [Event(failure.reason, failure.message, warning=True)]
         changes |= {
@@ -354,7 +362,9 @@ def _advance(s: Snapshot, want: Wanted, status: EngineBuildStatus, found: Attemp
         verb = "adopted" if report.adopted else "built"
         if report.answer is Answer.PASS:
             changes |= {"phase": "Passed", "engine": {"blob": report.blob, "size": report.size, "adopted": report.adopted}}
-            changes["message"] = f"Passed: engine {verb}" + (f", {report.accuracy.metric} {report.accuracy.value}" if report.accuracy else "") + "."
+            changes["message"] = (
+                f"Passed: engine {verb}" + (f", {report.accuracy.metric} {report.accuracy.value}" if report.accuracy else "") + "."
+            )
             events.append(Event("EngineAdopted" if report.adopted else "EngineBuilt", f"{want.name}: {changes['message']}"))
         else:
             said = "; ".join(report.reasons) or "no reason given"
@@ -363,7 +373,11 @@ def _advance(s: Snapshot, want: Wanted, status: EngineBuildStatus, found: Attemp
             job_name = found.state.job if found.state else ""
             failure = Failure(kind, reason, said)
             changes["build"] = retry.after_failure(status.build, job_name, failure, now, s.settings.retry_base)
-            changes |= {"phase": "Failed" if report.answer is Answer.FAIL else "Inconclusive", "engine": None, "message": f"{reason}: {said}"}
+            changes |= {
+                "phase": "Failed" if report.answer is Answer.FAIL else "Inconclusive",
+                "engine": None,
+                "message": f"{reason}: {said}",
+            }
             events.append(Event(reason, f"{want.name} ({want.hardware_class.name}): {said}", warning=True))
         return status.model_copy(update=changes), events
     if found.failed is not None:
@@ -380,7 +394,11 @@ def _advance(s: Snapshot, want: Wanted, status: EngineBuildStatus, found: Attemp
     elif job is not None and job.waiting is not None:
         changes |= {"phase": "Waiting", "message": "{}: {}".format(*_explain_waiting(s, want, job))}
     elif job is not None:
-        changes |= {"phase": "Building", "node": job.node or status.node, "message": f"Job {job.name} runs" + (f" on {job.node}." if job.node else ".")}
+        changes |= {
+            "phase": "Building",
+            "node": job.node or status.node,
+            "message": f"Job {job.name} runs" + (f" on {job.node}." if job.node else "."),
+        }
     elif found.start:
         changes |= {"phase": "Building", "message": f"Job {found.start} starts."}
         events.append(Event("BuildStarted", f"Job {found.start} builds for {want.summary} (attempt {found.number})."))
@@ -398,7 +416,10 @@ def _explain_waiting(s: Snapshot, want: Wanted, job: Job) -> tuple[str, str]:
     for holder in s.holders:
         if holder.node in want.nodes:
             reason = "BuildNeedsOutage" if holder.ours else "WaitingForDevice"
-            return reason, f"{holder.resource} of node {holder.node} is held by pod {holder.pod} since {holder.since}; the build starts when it is free."
+            return (
+                reason,
+                f"{holder.resource} of node {holder.node} is held by pod {holder.pod} since {holder.since}; the build starts when it is free.",
+            )
     return job.waiting
 
 
@@ -418,5 +439,3 @@ def obsolete_builds(s: Snapshot, stage: BuildStage) -> list[Action]:
 def missing_builds(s: Snapshot, stage: BuildStage) -> list[Wanted]:
     present = {b.name for b in s.builds}
     return [w for w in stage.wanted if w.name not in present]
-
-

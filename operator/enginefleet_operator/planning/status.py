@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from enginefleet_api.resources import ClassStatus, Condition, FingerprintStatus, ModelDeploymentStatus, NodeCounts, NodeTrouble, RolloutStatus
+from enginefleet_api.resources import (
+    ClassStatus,
+    Condition,
+    FingerprintStatus,
+    ModelDeploymentStatus,
+    NodeCounts,
+    NodeTrouble,
+    RolloutStatus,
+)
 
 from .. import labels
 from . import retry, rollout
@@ -107,11 +115,19 @@ def _conditions(
     engines = bool(stage.wanted) and len(stage.passed) == len(stage.wanted)
     return {
         "Ready": ready_say,
-        "Reconciling": Say(first is not None and stalled is None, first.reason if first and not stalled else "Idle", first.message if first and not stalled else ""),
+        "Reconciling": Say(
+            first is not None and stalled is None,
+            first.reason if first and not stalled else "Idle",
+            first.message if first and not stalled else "",
+        ),
         "Stalled": Say(stalled is not None, stalled.reason if stalled else "Progressing", stalled.message if stalled else ""),
         "Prepared": Say(True, "Prepared", f"Model {s_model(prepared)} is prepared.")
         if is_prepared
-        else Say(False, prepare_wait.reason if prepare_wait else "Blocked", prepare_wait.message if prepare_wait else (first.message if first else "")),
+        else Say(
+            False,
+            prepare_wait.reason if prepare_wait else "Blocked",
+            prepare_wait.message if prepare_wait else (first.message if first else ""),
+        ),
         "EnginesReady": Say(True, "AllPassed", f"{len(stage.passed)} of {len(stage.wanted)} engines passed the gate.")
         if engines
         else Say(
@@ -119,7 +135,11 @@ def _conditions(
             build_wait.reason if build_wait else "Waiting",
             build_wait.message if build_wait else f"{len(stage.passed)} of {len(stage.wanted)} engines passed.",
         ),
-        "RolledOut": Say(first is None, "RolledOut" if first is None else (rollout_wait or first).reason, "" if first is None else (rollout_wait or first).message),
+        "RolledOut": Say(
+            first is None,
+            "RolledOut" if first is None else (rollout_wait or first).reason,
+            "" if first is None else (rollout_wait or first).message,
+        ),
         "ServingStale": Say(
             bool(stale),
             "OlderRelease" if stale else "Current",
@@ -181,7 +201,11 @@ def _waits(s: Snapshot, problems: tuple[Problem, ...], prepared: Prepared | None
         nodes = nodes_of(s, hardware_class)
         if not nodes:
             chosen = ", ".join(f"{k}={v}" for k, v in sorted(hardware_class.spec.node_selector.match_labels.items()))
-            found.append(Wait("build", "NoMatchingNodes", f"No node has the labels {chosen} of HardwareClass {hardware_class.name}; it waits for one."))
+            found.append(
+                Wait(
+                    "build", "NoMatchingNodes", f"No node has the labels {chosen} of HardwareClass {hardware_class.name}; it waits for one."
+                )
+            )
             continue
         unknown = [n.name for n in nodes if n.ready and observation(s, hardware_class, n) is None]
         if unknown:
@@ -198,7 +222,11 @@ def _waits(s: Snapshot, problems: tuple[Problem, ...], prepared: Prepared | None
         else:
             done = sum(rollout.classify(n) is State.READY for n in c.nodes)
             found.append(
-                Wait("rollout", "RollingOut", f"{c.hardware_class.name}: {done} of {len(c.nodes)} nodes are done" + (f"; {c.held}." if c.held else "."))
+                Wait(
+                    "rollout",
+                    "RollingOut",
+                    f"{c.hardware_class.name}: {done} of {len(c.nodes)} nodes are done" + (f"; {c.held}." if c.held else "."),
+                )
             )
     return found
 
@@ -270,6 +298,8 @@ def _class_status(s: Snapshot, c: ClassRollout, stage: BuildStage) -> ClassStatu
 
 def _trouble(s: Snapshot, node: rollout.NodeState) -> NodeTrouble:
     if not node.reachable:
-        return NodeTrouble(node=node.name, state="unreachable", reason="NodeNotReady", message="The node is not Ready; it catches up when it is back.")
+        return NodeTrouble(
+            node=node.name, state="unreachable", reason="NodeNotReady", message="The node is not Ready; it catches up when it is back."
+        )
     reason, message = next((p.trouble for p in s.pods if p.node == node.name and p.trouble is not None), ("PodFailing", ""))
     return NodeTrouble(node=node.name, state="failed", reason=reason, message=message[:512])

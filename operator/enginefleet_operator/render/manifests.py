@@ -41,7 +41,10 @@ def prepare_job(s: Snapshot, action: StartPrepare) -> dict[str, Any]:
         owners=pods.owner("ModelDeployment", s.name, s.uid),
         image=runtime.image,
         command=["enginefleet", "prepare"],
-        env=[pods.request_env(request.model_dump_json(by_alias=True, exclude_none=True)), *pods.all_credentials(s.spec, s.store, model=True)],
+        env=[
+            pods.request_env(request.model_dump_json(by_alias=True, exclude_none=True)),
+            *pods.all_credentials(s.spec, s.store, model=True),
+        ],
         resources=settings.resources,
         node_selector=settings.node_selector or hardware_class.spec.node_selector.match_labels,
         affinity=None,
@@ -145,7 +148,9 @@ def workload(s: Snapshot, action: CreateWorkload) -> dict[str, Any]:
             "ownerReferences": pods.owner("ModelDeployment", s.name, s.uid),
         },
         "spec": {
-            "selector": {"matchLabels": {labels.MODEL_DEPLOYMENT: s.name, labels.RELEASE: action.label, labels.HARDWARE_CLASS: action.hardware_class}},
+            "selector": {
+                "matchLabels": {labels.MODEL_DEPLOYMENT: s.name, labels.RELEASE: action.label, labels.HARDWARE_CLASS: action.hardware_class}
+            },
             "updateStrategy": {"type": "OnDelete"},
             "revisionHistoryLimit": s.spec.history_limit,
             "template": {
@@ -163,7 +168,9 @@ def _template_metadata(s: Snapshot, pod_labels: dict[str, str]) -> dict[str, Any
 
 def _pod_spec(s: Snapshot, action: CreateWorkload, hardware_class: HardwareClass, image: str, selector: dict[str, str]) -> dict[str, Any]:
     template = s.spec.serving.template
-    pod: dict[str, Any] = json.loads(json.dumps(template.get("spec") or {})) if template is not None else _reference_server(s, hardware_class, image)
+    pod: dict[str, Any] = (
+        json.loads(json.dumps(template.get("spec") or {})) if template is not None else _reference_server(s, hardware_class, image)
+    )
     runtime = hardware_class.spec.runtime
     path = s.spec.serving.engine_path
     for container in pod.get("containers") or []:
@@ -258,7 +265,12 @@ def _reference_server(s: Snapshot, hardware_class: HardwareClass, image: str) ->
                 "resources": dict(hardware_class.spec.runtime.resources),
                 "securityContext": pods.container_security(),
                 "readinessProbe": {"httpGet": {"path": "/v2/health/ready"} | probe, "periodSeconds": 2, "failureThreshold": 3},
-                "livenessProbe": {"httpGet": {"path": "/v2/health/live"} | probe, "periodSeconds": 10, "failureThreshold": 6, "initialDelaySeconds": 10},
+                "livenessProbe": {
+                    "httpGet": {"path": "/v2/health/live"} | probe,
+                    "periodSeconds": 10,
+                    "failureThreshold": 6,
+                    "initialDelaySeconds": 10,
+                },
                 "volumeMounts": [{"name": "scratch", "mountPath": "/tmp"}],
             }
         ],

@@ -32,7 +32,11 @@ def credentials(who: str, ref: LocalRef | None) -> list[dict[str, Any]]:
     """Environment of one party's credentials: by reference, so that neither operator nor manifest ever holds them."""
     if ref is None:
         return []
-    pairs = (("ACCESS_KEY_ID", "AWS_ACCESS_KEY_ID", False), ("SECRET_ACCESS_KEY", "AWS_SECRET_ACCESS_KEY", False), ("SESSION_TOKEN", "AWS_SESSION_TOKEN", True))
+    pairs = (
+        ("ACCESS_KEY_ID", "AWS_ACCESS_KEY_ID", False),
+        ("SECRET_ACCESS_KEY", "AWS_SECRET_ACCESS_KEY", False),
+        ("SESSION_TOKEN", "AWS_SESSION_TOKEN", True),
+    )
     return [
         {"name": f"ENGINEFLEET_{who}_{name}", "valueFrom": {"secretKeyRef": {"name": ref.name, "key": key, "optional": optional}}}
         for name, key, optional in pairs
@@ -111,7 +115,13 @@ def job(
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": name, "namespace": namespace, "labels": dict(labels), "annotations": dict(annotations), "ownerReferences": owners},
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "labels": dict(labels),
+            "annotations": dict(annotations),
+            "ownerReferences": owners,
+        },
         "spec": {
             "backoffLimit": 0,
             "completions": 1,

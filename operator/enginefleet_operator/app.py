@@ -1,0 +1,249 @@
+"""The operator's shell: kopf watches our own kinds and marks keys dirty; queues, reflectors, lease and probes are started and ended here."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import kopf
+
+from . import labels
+from .kube import metrics as metrics_
+from .kube import views
+from .kube.client import ApiClient
+from .kube.events import EventRecorder
+from .kube.kinds import DAEMONSETS, HARDWARE_CLASSES, JOBS, MODEL_DEPLOYMENTS, NODE_FINGERPRINTS, NODES, PODS, Resource
+from .kube.lease import LeaderElection, Timing
+from .kube.nodes import NodeView, project_node
+from .kube.observe import World
+from .kube.reconcile import Reconcilers
+from .kube.watch import Reflector
+from .kube.workqueue import WorkQueue, work
+from .planning.model import HardwareClass, Settings
+
+logger = logging.getLogger("enginefleet.operator")
+WORKERS = 4
+
+
+class Operator:
+    """Everything that lives as long as the process. `failed` says why it had to end."""
+
+    def __init__(self, client: ApiClient, lease_client: ApiClient, metrics: metrics_.Metrics, settings: Settings, timing: Timing) -> None:
+        self.models: WorkQueue[str] = WorkQueue()
+        self.classes: WorkQueue[str] = WorkQueue()
+        self.sweeps: WorkQueue[str] = WorkQueue()
+        self.stop = asyncio.Event()
+        self.failed = ""
+        self.metrics = metrics
+        self._tasks: list[asyncio.Task[None]] = []
+        self.lease = LeaderElection(lease_client, namespace=settings.namespace, on_lost=self._lost, timing=timing)
+        self.recorder = EventRecorder(client, instance=self.lease.identity)
+        self.nodes = Reflector(client, NODES, project=project_node, on_event=self._node_changed)
+        self.fingerprints = Reflector(client, NODE_FINGERPRINTS, project=views.node_fingerprint, on_event=lambda *_: self._everything())
+        self.hardware = Reflector(client, HARDWARE_CLASSES, project=views.hardware_class, on_event=self._class_changed)
+        self.model_keys = Reflector(client, MODEL_DEPLOYMENTS, project=_key, on_event=lambda *_: self.sweeps.add("labels"))
+        self.children = [self._owned(client, kind) for kind in (JOBS, DAEMONSETS, PODS)]
+        world = World(self.nodes.items, self.fingerprints.items, self.hardware.items)
+        self.reconcilers = Reconcilers(client, world, settings, self.recorder)
+        for name, queue in (("modeldeployment", self.models), ("hardwareclass", self.classes), ("sweep", self.sweeps)):
+            metrics.watch_queue(name, queue)
+
+    def _owned(self, client: ApiClient, resource: Resource) -> Reflector[tuple[str, str, str]]:
+        """Jobs, DaemonSets and pods of ours, projected to whom they concern: contents are read live."""
+        return Reflector(
+            client, resource, project=_concerns, on_event=self._child_changed, label_selector="app.kubernetes.io/managed-by=enginefleet"
+        )
+
+    @property
+    def reflectors(self) -> Sequence[Reflector[Any]]:
+        return (self.nodes, self.fingerprints, self.hardware, self.model_keys, *self.children)
+
+    def _everything(self) -> None:
+        for key in self.model_keys.items:
+            self.models.add(key)
+        for key in self.hardware.items:
+            self.classes.add(key)
+
+    def _node_changed(self, old: NodeView | None, new: NodeView | None) -> None:
+        self._everything()
+        if old is None or new is None or old.labels != new.labels:
+            self.sweeps.add("labels")
+
+    def _class_changed(self, old: HardwareClass | None, new: HardwareClass | None) -> None:
+        self._everything()
+        if new is None:
+            self.sweeps.add("labels")
+
+    def _child_changed(self, old: tuple[str, str, str] | None, new: tuple[str, str, str] | None) -> None:
+        for view in (old, new):
+            if view is None:
+                continue
+            if view[0]:
+                self.models.add(view[0])
+            if view[1]:
+                self.classes.add(view[1])
+
+    def _lost(self, why: str) -> None:
+        self.failed = f"lease lost: {why}"
+        self.stop.set()
+
+    async def start(self) -> None:
+        """Reflectors and lease first; workers once both are there, so that a second operator only watches."""
+        for reflector in self.reflectors:
+            self._spawn(reflector.run(), f"watch {reflector.resource.plural}")
+        self._spawn(self.lease.run(), "lease")
+        self._spawn(self.recorder.run(), "events")
+        self._spawn(self._lead(), "workers")
+
+    async def _lead(self) -> None:
+        await self.lease.held.wait()
+        for reflector in self.reflectors:
+            await reflector.synced.wait()
+        self._everything()
+        self.sweeps.add("labels")
+        jobs = [work(self.models, self.reconcilers.model, outcome=self.metrics.outcome_of("modeldeployment")) for _ in range(WORKERS)]
+        jobs += [work(self.classes, self.reconcilers.hardware_class, outcome=self.metrics.outcome_of("hardwareclass")) for _ in range(2)]
+        jobs += [work(self.sweeps, self.reconcilers.sweep, outcome=self.metrics.outcome_of("sweep"))]
+        logger.info(
+            "leading: %d nodes, %d classes, %d model deployments",
+            len(self.nodes.items),
+            len(self.hardware.items),
+            len(self.model_keys.items),
+        )
+        await asyncio.gather(*jobs)
+
+    def _spawn(self, coroutine: Any, name: str) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(coroutine, name=name)
+        task.add_done_callback(self._ended)
+        self._tasks.append(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A part that dies takes the process with it: half an operator would look healthy and do nothing."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s ended: %s", task.get_name(), error, exc_info=error)
+            self.failed = self.failed or f"{task.get_name()}: {error}"
+            self.stop.set()
+
+    async def close(self) -> None:
+        for queue in (self.models, self.classes, self.sweeps):
+            queue.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.lease.release()
+
+    def probes(self) -> Any:
+        live = [metrics_.queue_moves("modeldeployment", self.models), metrics_.queue_moves("hardwareclass", self.classes)]
+        live += [metrics_.reflector_hears(r) for r in self.reflectors] + [metrics_.lease_not_lost(self.lease)]
+        return metrics_.probes(self.metrics, live, [metrics_.reflector_synced(r) for r in self.reflectors])
+
+
+def _key(obj: Any) -> str:
+    return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
+
+
+def _concerns(obj: Any) -> tuple[str, str, str]:
+    """(ModelDeployment key, HardwareClass name, resourceVersion)"""
+    meta = obj["metadata"]
+    have = meta.get("labels", {})
+    model = have.get(labels.MODEL_DEPLOYMENT, "")
+    return (f"{meta['namespace']}/{model}" if model else "", have.get(labels.HARDWARE_CLASS, ""), meta["resourceVersion"])
+
+
+def handlers(operator: Operator) -> kopf.OperatorRegistry:
+    """kopf's part: events of our own kinds mark keys dirty. No change handlers, no finalizers, no annotations of its own."""
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.startup(registry=registry)
+    async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
+        settings.posting.enabled = False
+        settings.peering.standalone = True
+        settings.scanning.disabled = True
+        settings.watching.server_timeout = 300
+        settings.watching.client_timeout = 330
+
+    @kopf.on.event("enginefleet.io", "v1alpha1", "modeldeployments", registry=registry)
+    async def model_event(namespace: str | None, name: str | None, **_: Any) -> None:
+        operator.models.add(f"{namespace}/{name}")
+
+    @kopf.on.event("enginefleet.io", "v1alpha1", "hardwareclasses", registry=registry)
+    async def class_event(name: str | None, **_: Any) -> None:
+        operator.classes.add(str(name))
+
+    @kopf.on.event("enginefleet.io", "v1alpha1", "enginebuilds", registry=registry)
+    async def build_event(namespace: str | None, spec: Any, **_: Any) -> None:
+        operator.models.add(f"{namespace}/{spec.get('modelDeployment', '')}")
+
+    @kopf.on.event("enginefleet.io", "v1alpha1", "enginestores", registry=registry)
+    async def store_event(namespace: str | None, **_: Any) -> None:
+        for key in operator.model_keys.items:
+            if key.startswith(f"{namespace}/"):
+                operator.models.add(key)
+
+    return registry
+
+
+async def run(arguments: argparse.Namespace) -> int:
+    metrics = metrics_.Metrics()
+    settings = Settings(namespace=arguments.namespace, retry_base=arguments.retry_base, cache_path=arguments.cache_path)
+    timing = Timing(duration=arguments.lease_seconds, deadline=arguments.lease_seconds * 2 / 3, renew=arguments.lease_seconds / 3)
+    async with (
+        await ApiClient.connect(arguments.kubeconfig, observer=metrics.request) as client,
+        await ApiClient.connect(arguments.kubeconfig) as other,
+    ):
+        operator = Operator(client, other, metrics, settings, timing)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, operator.stop.set)
+        runner = await metrics_.serve(operator.probes(), host=arguments.host, port=arguments.port)
+        try:
+            await operator.start()
+            await kopf.operator(registry=handlers(operator), clusterwide=True, standalone=True, stop_flag=operator.stop)
+        finally:
+            await operator.close()
+            await runner.cleanup()
+    if operator.failed:
+        logger.error("ending: %s", operator.failed)
+        return 1
+    return 0
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    env = os.environ
+    parser = argparse.ArgumentParser("enginefleet-operator", description="Builds, proves and rolls out inference engines.")
+    parser.add_argument("--kubeconfig", default=None, help="default: the pod's service account, else $KUBECONFIG")
+    parser.add_argument(
+        "--namespace", default=env.get("ENGINEFLEET_NAMESPACE", "enginefleet-system"), help="where the lease and probe Jobs live"
+    )
+    parser.add_argument("--host", default=env.get("ENGINEFLEET_HOST", ""), help="address of /metrics, /healthz and /readyz (default: all)")
+    parser.add_argument("--port", type=int, default=int(env.get("ENGINEFLEET_PORT", "8080")))
+    parser.add_argument(
+        "--retry-base", type=float, default=float(env.get("ENGINEFLEET_RETRY_BASE", "30")), help="seconds before the first retry"
+    )
+    parser.add_argument("--lease-seconds", type=int, default=int(env.get("ENGINEFLEET_LEASE_SECONDS", "45")))
+    parser.add_argument(
+        "--cache-path", default=env.get("ENGINEFLEET_CACHE_PATH", Settings().cache_path), help="node cache folder of the agent"
+    )
+    parser.add_argument("--verbose", action="store_true")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = parse(argv)
+    logging.basicConfig(
+        level=logging.DEBUG if arguments.verbose else logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(asyncio.run(run(arguments)))
+
+
+if __name__ == "__main__":
+    main()

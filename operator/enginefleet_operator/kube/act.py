@@ -1,0 +1,129 @@
+"""Carries out a plan: one write an action, in order. Every write is one that a restart finds done or does again to the same effect."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from enginefleet_api.errors import EnvironmentFault, TransientFault
+from enginefleet_api.resources import API_VERSION
+
+from ..planning.classes import ClassSnapshot
+from ..planning.model import (
+    Action,
+    CreateBuild,
+    CreateService,
+    CreateWorkload,
+    Delete,
+    Event,
+    LabelNode,
+    Snapshot,
+    StartBuild,
+    StartPrepare,
+    StartProbe,
+    WriteBuildStatus,
+    WriteObservations,
+)
+from ..render import manifests
+from .client import ApiClient, Object
+from .errors import AlreadyExists, Conflict
+from .events import EventRecorder
+from .kinds import DAEMONSETS, ENGINE_BUILDS, JOBS, NODES, PODS, Resource
+
+logger = logging.getLogger(__name__)
+_DELETABLE: Mapping[str, Resource] = {r.kind: r for r in (JOBS, DAEMONSETS, ENGINE_BUILDS, PODS)}
+OBSERVATIONS = "enginefleet-observations"
+"""Field manager stem of what the operator adds to a NodeFingerprint; the agent owns the rest."""
+
+
+async def act_model(client: ApiClient, snapshot: Snapshot, actions: Iterable[Action]) -> None:
+    for action in actions:
+        match action:
+            case StartPrepare():
+                await _create(client, manifests.prepare_job(snapshot, action))
+            case CreateBuild():
+                await _create(client, manifests.engine_build(snapshot, action))
+            case StartBuild():
+                await _create(client, manifests.build_job(snapshot, action))
+            case CreateWorkload():
+                await _create(client, manifests.workload(snapshot, action))
+            case CreateService():
+                await _create(client, manifests.service(snapshot, action))
+            case WriteBuildStatus():
+                await write_status(client, API_VERSION, "EngineBuild", action.name, snapshot.namespace, action.status)
+            case _:
+                await _common(client, action, snapshot.namespace)
+
+
+async def act_class(client: ApiClient, snapshot: ClassSnapshot, actions: Iterable[Action]) -> None:
+    for action in actions:
+        match action:
+            case StartProbe():
+                settings = snapshot.settings
+                await _create(client, manifests.probe_job(snapshot.hardware_class, action, settings.namespace, settings.job_ttl))
+            case WriteObservations():
+                await _write_observations(client, snapshot.hardware_class.name, action)
+            case _:
+                await _common(client, action, snapshot.settings.namespace)
+
+
+async def _common(client: ApiClient, action: Action, namespace: str) -> None:
+    match action:
+        case LabelNode():
+            await label_node(client, action)
+        case Delete():
+            try:
+                await client.delete(_DELETABLE[action.kind], action.name, namespace, uid=action.uid)
+            except Conflict:
+                logger.info("%s %s/%s was replaced meanwhile, not deleted", action.kind, namespace, action.name)
+        case _:
+            raise TypeError(f"{type(action).__name__} has no place in this plan")
+
+
+async def label_node(client: ApiClient, action: LabelNode) -> None:
+    body = {"metadata": {"resourceVersion": action.resource_version, "labels": dict(action.labels)}}
+    logger.info("node %s: %s (%s)", action.node, ", ".join(f"{k}={v}" for k, v in action.labels.items()), action.why)
+    await client.merge_patch(NODES, action.node, body)
+
+
+async def _create(client: ApiClient, manifest: Mapping[str, Any]) -> None:
+    """Create, or find that an earlier life of ours did.
+
+    What exists under our name counts as done only when the same owner stands in it and nobody is deleting it.
+    """
+    try:
+        await client.create(dict(manifest))
+        logger.info("created %s %s/%s", manifest["kind"], manifest["metadata"].get("namespace", ""), manifest["metadata"]["name"])
+    except AlreadyExists as error:
+        what = f"{manifest['kind']} {manifest['metadata']['name']}"
+        if error.is_being_deleted:
+            raise TransientFault("StillDeleting", f"{what} is being deleted; it is created again when it is gone.") from error
+        owners = {o["uid"] for o in (error.existing or {}).get("metadata", {}).get("ownerReferences", ())}
+        wanted = {o["uid"] for o in manifest["metadata"]["ownerReferences"]}
+        if error.existing is not None and not owners & wanted:
+            raise EnvironmentFault("NameTaken", f"{what} exists and is not ours.", "Rename or delete it.") from error
+
+
+async def write_status(client: ApiClient, api_version: str, kind: str, name: str, namespace: str, status: Mapping[str, Any]) -> Object:
+    metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
+    return await client.apply({"apiVersion": api_version, "kind": kind, "metadata": metadata, "status": dict(status)}, subresource="status")
+
+
+async def _write_observations(client: ApiClient, hardware_class: str, action: WriteObservations) -> None:
+    """One field manager a class: applying the list of one class takes nothing from another's."""
+    observations = [o.to_json_dict(exclude_none=False) for o in action.observations]
+    await client.apply(
+        {
+            "apiVersion": API_VERSION,
+            "kind": "NodeFingerprint",
+            "metadata": {"name": action.node},
+            "spec": {"node": action.node} | ({"observations": observations} if observations else {}),
+        },
+        field_manager=f"{OBSERVATIONS}-{hardware_class}",
+    )
+
+
+def record(recorder: EventRecorder, obj: Object, events: Iterable[Event]) -> None:
+    for event in events:
+        recorder.record(obj, "Warning" if event.warning else "Normal", event.reason, event.message)

@@ -1,0 +1,92 @@
+"""The reconcilers: observe, decide, act, one key at a time."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from enginefleet_api.resources import API_VERSION
+
+from .. import labels
+from ..planning.classes import decide_class, orphaned_labels
+from ..planning.decide import decide
+from ..planning.model import Settings
+from . import act, views
+from .client import ApiClient
+from .errors import Conflict
+from .events import EventRecorder
+from .kinds import MODEL_DEPLOYMENTS
+from .observe import World, observe_class, observe_model
+
+logger = logging.getLogger(__name__)
+RESYNC = 600.0
+"""Seconds after which a key is looked at without an event: reads only when nothing has changed."""
+SOON = 0.5
+"""After a conflict: another writer was first, the watch will show what it wrote."""
+
+
+class Reconcilers:
+    """Keys are `namespace/name` for ModelDeployments, the name for HardwareClasses, anything for the sweep."""
+
+    def __init__(
+        self, client: ApiClient, world: World, settings: Settings, recorder: EventRecorder, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._client = client
+        self._world = world
+        self._settings = settings
+        self._recorder = recorder
+        self._clock = clock
+
+    async def model(self, key: str) -> float:
+        namespace, _, name = key.partition("/")
+        observed = await observe_model(self._client, self._world, self._settings, namespace, name)
+        if observed is None:
+            return RESYNC
+        obj, snapshot = observed
+        now = self._clock()
+        plan = decide(snapshot, now)
+        try:
+            await act.act_model(self._client, snapshot, plan.actions)
+            if plan.status is not None:
+                await act.write_status(self._client, API_VERSION, "ModelDeployment", name, namespace, plan.status)
+        except Conflict as conflict:
+            logger.info("%s: %s; again", key, conflict.message)
+            return SOON
+        act.record(self._recorder, obj, plan.events)
+        return _after(plan.wake_at, now)
+
+    async def hardware_class(self, key: str) -> float:
+        observed = await observe_class(self._client, self._world, self._settings, key)
+        if observed is None:
+            return RESYNC
+        obj, snapshot = observed
+        now = self._clock()
+        plan = decide_class(snapshot, now)
+        try:
+            # first what was learnt, then the labels: a label without its record would be taken back by the next life
+            if plan.status is not None:
+                await act.write_status(self._client, API_VERSION, "HardwareClass", key, "", plan.status)
+            await act.act_class(self._client, snapshot, plan.actions)
+        except Conflict as conflict:
+            logger.info("%s: %s; again", key, conflict.message)
+            return SOON
+        act.record(self._recorder, obj, plan.events)
+        return _after(plan.wake_at, now)
+
+    async def sweep(self, _: str) -> float:
+        """Take back labels whose owner is gone. Lists live: a label must not be lost to a watch that lags."""
+        models, _version = await self._client.list(
+            MODEL_DEPLOYMENTS, project=lambda o: labels.release_key(o["metadata"]["namespace"], o["metadata"]["name"])
+        )
+        nodes = tuple(views.node(n) for n in self._world.nodes.values())
+        try:
+            for action in orphaned_labels(nodes, frozenset(models), frozenset(self._world.classes)):
+                await act.label_node(self._client, action)
+        except Conflict:
+            return SOON
+        return RESYNC
+
+
+def _after(wake_at: float | None, now: float) -> float:
+    return RESYNC if wake_at is None else min(max(wake_at - now, 0.0) + 0.05, RESYNC)

@@ -1,0 +1,216 @@
+"""From API objects to what decisions read: one function a kind, no requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from enginefleet_api.base import Contract
+from enginefleet_api.errors import FailureClass, failure_class_of_exit
+from enginefleet_api.jobs import Termination
+from enginefleet_api.resources import EngineBuildSpec, EngineBuildStatus, HardwareClassSpec, HardwareClassStatus, NodeFingerprintSpec
+
+from .. import labels
+from ..planning.model import EngineBuild, Failure, HardwareClass, Job, Node, ServingPod, Workload
+from ..planning.serving import BROKEN
+from .nodes import NodeView, epoch
+
+Object = Mapping[str, Any]
+M = TypeVar("M", bound=Contract)
+
+
+def parse(model: type[M], value: Any) -> M | None:
+    """None where another version of the CRD let something through that this one cannot read: it is as if it were not written."""
+    try:
+        return model.model_validate(value or {})
+    except ValidationError:
+        return None
+
+
+def node(view: NodeView) -> Node:
+    return Node(
+        name=view.name,
+        resource_version=view.resource_version,
+        labels=view.labels,
+        ready=view.ready and not view.deleting,
+        unschedulable=view.unschedulable,
+    )
+
+
+def hardware_class(obj: Object) -> HardwareClass | None:
+    spec = parse(HardwareClassSpec, obj.get("spec"))
+    if spec is None:
+        return None
+    meta = obj["metadata"]
+    status = parse(HardwareClassStatus, obj.get("status")) or HardwareClassStatus()
+    return HardwareClass(meta["name"], meta["uid"], meta.get("generation", 0), spec, status)
+
+
+def node_fingerprint(obj: Object) -> NodeFingerprintSpec | None:
+    return parse(NodeFingerprintSpec, obj.get("spec"))
+
+
+def engine_build(obj: Object) -> EngineBuild | None:
+    spec = parse(EngineBuildSpec, obj.get("spec"))
+    if spec is None:
+        return None
+    meta = obj["metadata"]
+    status = parse(EngineBuildStatus, obj.get("status")) or EngineBuildStatus()
+    return EngineBuild(meta["name"], meta["uid"], meta["creationTimestamp"], spec, status, "deletionTimestamp" in meta)
+
+
+def workload(obj: Object) -> Workload:
+    meta = obj["metadata"]
+    have, notes = meta.get("labels", {}), meta.get("annotations", {})
+    return Workload(
+        name=meta["name"],
+        uid=meta["uid"],
+        hardware_class=have.get(labels.HARDWARE_CLASS, ""),
+        fingerprint=have.get(labels.FINGERPRINT, ""),
+        label=have.get(labels.RELEASE, ""),
+        build=have.get(labels.ENGINE_BUILD, ""),
+        image_digest=notes.get(labels.IMAGE_DIGEST, ""),
+        blob=notes.get(labels.BLOB, ""),
+        deleting="deletionTimestamp" in meta,
+    )
+
+
+def job(obj: Object, pods: Iterable[Object]) -> Job:
+    """A Job with its pods. Finished means: the Job controller says so, or its only pod has ended and left a message."""
+    meta, status = obj["metadata"], obj.get("status", {})
+    have, notes = meta.get("labels", {}), meta.get("annotations", {})
+    mine = [p for p in pods if p["metadata"].get("labels", {}).get("batch.kubernetes.io/job-name") == meta["name"]]
+    mine = [p for p in mine if any(o.get("uid") == meta["uid"] for o in p["metadata"].get("ownerReferences", ()))]
+    mine.sort(key=lambda p: p["metadata"]["creationTimestamp"])
+    last = mine[-1] if mine else None
+    ended = {c["type"]: c for c in status.get("conditions", ()) if c.get("status") == "True"}
+    active = "Complete" not in ended and "Failed" not in ended
+    live = sum(1 for p in mine if p.get("status", {}).get("phase") not in ("Succeeded", "Failed"))
+    outcome = Termination()
+    failure: Failure | None = None
+    if not active:
+        outcome, failure = _outcome(meta["name"], last, ended.get("Failed"))
+    return Job(
+        name=meta["name"],
+        uid=meta["uid"],
+        role=have.get(labels.ROLE, ""),
+        attempt=int(notes.get(labels.ATTEMPT, "1")),
+        build=have.get(labels.ENGINE_BUILD, ""),
+        inputs_key=notes.get(labels.INPUTS_KEY, ""),
+        active=active,
+        deleting="deletionTimestamp" in meta,
+        live_pods=live,
+        node=(last or {}).get("spec", {}).get("nodeName", ""),
+        created=epoch(meta.get("creationTimestamp")),
+        report=None if outcome.report is None or outcome.report.kind == "Fetch" else outcome.report,
+        failure=failure,
+        image_id=next((c.get("imageID", "") for c in (last or {}).get("status", {}).get("containerStatuses", ())), ""),
+        waiting=waiting(last) if active and last is not None else None,
+    )
+
+
+def _outcome(name: str, pod: Object | None, failed: Object | None) -> tuple[Termination, Failure | None]:
+    """What an ended Job's pod left: a report, a failure of its own words, or what can be said from outside."""
+    if pod is None:
+        said = (failed or {}).get("message", "")
+        return Termination(), Failure(
+            FailureClass.TRANSIENT, "PodLost", f"The pod of Job {name} is gone and left no message. {said}".rstrip()
+        )
+    ended = _terminated(pod)
+    parsed = Termination.parse(ended.get("message", "")) if ended else None
+    if parsed is not None and parsed.failure is not None:
+        f = parsed.failure
+        return parsed, Failure(f.failure_class, f.reason, f.message, f.hint, tuple(f.log_tail))
+    code = int(ended.get("exitCode", -1)) if ended else -1
+    if parsed is not None and code == 0:
+        return parsed, None
+    return Termination(), _from_outside(name, pod, ended, code)
+
+
+def _from_outside(name: str, pod: Object, ended: Object | None, code: int) -> Failure:
+    status = pod.get("status", {})
+    where = f"Job {name}" + (f" on node {pod['spec']['nodeName']}" if pod.get("spec", {}).get("nodeName") else "")
+    reason, message = status.get("reason", ""), status.get("message", "")
+    if reason == "Evicted":
+        kind = "DiskFull" if "ephemeral" in message else "Evicted"
+        failure_class = FailureClass.ENVIRONMENT if kind == "DiskFull" else FailureClass.TRANSIENT
+        return Failure(failure_class, kind, f"{where} was evicted: {message}")
+    if reason == "DeadlineExceeded":
+        return Failure(FailureClass.TRANSIENT, "DeadlineExceeded", f"{where} ran past its deadline: {message}")
+    if ended is None:
+        return Failure(
+            FailureClass.TRANSIENT, "PodLost", f"{where} ended without a word{': ' + reason if reason else ''}. {message}".rstrip()
+        )
+    if ended.get("reason") == "OOMKilled":
+        return Failure(
+            FailureClass.PERMANENT,
+            "OutOfMemory",
+            f"{where} was killed: it needs more memory than its limit.",
+            "Raise runtime.resources of the class.",
+        )
+    if code == 137:
+        return Failure(FailureClass.TRANSIENT, "Killed", f"{where} was killed (exit code 137) by something outside of it.")
+    if code == 0:
+        return Failure(FailureClass.TRANSIENT, "ReportMissing", f"{where} exited with 0 but left no readable report: that is no success.")
+    text = str(ended.get("message", "")).strip().splitlines()
+    tail = f": {text[-1][:300]}" if text else ""
+    return Failure(
+        failure_class_of_exit(code) or FailureClass.TRANSIENT, "JobFailed", f"{where} exited with {code}{tail}.", log_tail=tuple(text[-5:])
+    )
+
+
+def _terminated(pod: Object) -> Object | None:
+    for c in pod.get("status", {}).get("containerStatuses", ()):
+        if ended := c.get("state", {}).get("terminated"):
+            return dict(ended)
+    return None
+
+
+def waiting(pod: Object) -> tuple[str, str] | None:
+    """(reason, message) when a pod can't start, as far as its status tells: not scheduled, image, secret."""
+    status = pod.get("status", {})
+    for c in status.get("conditions", ()):
+        if c.get("type") == "PodScheduled" and c.get("status") == "False":
+            return "Unschedulable", f"pod {pod['metadata']['name']} waits for a node: {c.get('message', '')}"
+    for c in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
+        state = c.get("state", {}).get("waiting")
+        if state and state.get("reason") in BROKEN:
+            reason, message = state["reason"], state.get("message", "")
+            if reason == "CreateContainerConfigError" and "secret" in message:
+                return "SecretNotFound", f"{message}: create it or correct the reference; the pod goes on by itself."
+            return ("ImagePullFailed" if "Image" in reason else reason), f"{c.get('image', '')}: {message}"
+    return None
+
+
+def serving_pod(obj: Object) -> ServingPod:
+    meta, status = obj["metadata"], obj.get("status", {})
+    ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions", ()))
+    return ServingPod(
+        name=meta["name"],
+        uid=meta["uid"],
+        node=obj.get("spec", {}).get("nodeName", ""),
+        workload_label=meta.get("labels", {}).get(labels.RELEASE, ""),
+        ready=ready and "deletionTimestamp" not in meta,
+        deleting="deletionTimestamp" in meta,
+        trouble=None if ready else serving_trouble(obj),
+    )
+
+
+def serving_trouble(pod: Object) -> tuple[str, str] | None:
+    """Why a serving pod can't serve: what its init containers said, in their own words, before what the kubelet says."""
+    status = pod.get("status", {})
+    for c in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
+        for state in (c.get("state", {}), c.get("lastState", {})):
+            ended = state.get("terminated")
+            if ended and ended.get("exitCode") != 0:
+                said = Termination.parse(ended.get("message", ""))
+                if said is not None and said.failure is not None:
+                    return said.failure.reason, f"{said.failure.message} {said.failure.hint}".rstrip()
+                if c.get("state", {}).get("waiting", {}).get("reason") in BROKEN:
+                    return (
+                        "CrashLoopBackOff",
+                        f"container {c['name']} exits with {ended.get('exitCode')} ({c.get('restartCount', 0)} restarts).",
+                    )
+    return waiting(pod)
