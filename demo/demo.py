@@ -72,7 +72,8 @@ class Demo:
         )
 
         self.narrator.step("Inference over HTTP: POST /v2/models/digits/infer")
-        node, pod = sorted(pods.items())[0]
+        node = min(pods)
+        pod = pods[node]
         self.narrator.say(f"one of {len(self.samples)} labelled pictures, asked of the pod on {node}:")
         self.narrator.say(picture(self.samples[0]))
         answers = infer(self._address(pod), MODEL, self.samples[:20])
@@ -169,7 +170,9 @@ class Demo:
         cluster = self.site.cluster
         assert cluster is not None
         self.narrator.step("The S3 server stops and a node reboots: it serves from its own cache")
-        node, pod = sorted(self._pods().items())[0]
+        pods = self._pods()
+        node = min(pods)
+        pod = pods[node]
         restarted = _started(pod)
         cluster.stop_s3()
         self.narrator.say(f"the S3 server is stopped; {node} reboots")
@@ -197,9 +200,8 @@ class Demo:
         yield
 
         def difference() -> str:
-            return ", ".join(
-                sorted(f"{key}" for key in before.keys() ^ (now := self._picture()).keys() | {k for k in before if now.get(k) != before[k]})
-            )
+            now = self._picture()
+            return ", ".join(sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)))
 
         disturbed = self.world.quiet(QUIET, difference)
         self.checks.check(f"{what}: Jobs, builds, workloads, pods and status", "unchanged", disturbed or "unchanged")

@@ -77,7 +77,7 @@ class World:
 
     # ---- waiting
 
-    def wait(self, what: str, found: Callable[[], T], seconds: float) -> T:
+    def wait(self, what: str, found: Callable[[], T | None], seconds: float) -> T:
         """The first true value of `found()`, asked again at each change. Raises NotInTime."""
         deadline = time.monotonic() + seconds
         with self._changed:
