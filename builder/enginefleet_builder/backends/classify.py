@@ -49,14 +49,14 @@ _TEXTS: list[tuple[str, str, str, str]] = [
 
 
 def refused(text: str, doing: str) -> EngineFleetError:
-    """An error that ONNX Runtime raised while `doing` (optimize, load, run, timings)."""
+    """An error that ONNX Runtime raised while `doing` (optimize, load, run, timings, quantize)."""
     line = " ".join(text.split())[:400]
     if re.search(r"No space left on device", text):
         return EnvironmentFault("DiskFull", f"the disk is full: {line}.", "Free space on the node or raise ephemeral-storage.")
     for pattern, reason, what, hint in _TEXTS:
         if re.search(pattern, text):
             return PermanentError(reason, f"{what}: {line}.", hint)
-    reason = {"optimize": "BuildFailed", "load": "NotLoadable"}.get(doing, "InferenceFailed")
+    reason = {"optimize": "BuildFailed", "load": "NotLoadable", "quantize": "QuantizationFailed"}.get(doing, "InferenceFailed")
     return PermanentError(reason, f"ONNX Runtime failed to {doing}: {line}.", "Check the model with ONNX Runtime on a workstation.")
 
 

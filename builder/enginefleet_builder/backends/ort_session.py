@@ -34,8 +34,8 @@ def options(threads: int, level: Level) -> Any:
     return chosen
 
 
-def load(path: Path, threads: int, level: Level = "none") -> InferenceSession:
-    return ort.InferenceSession(str(path), options(threads, level), providers=PROVIDERS)
+def load(model: Path | bytes, threads: int, level: Level = "none") -> InferenceSession:
+    return ort.InferenceSession(model if isinstance(model, bytes) else str(model), options(threads, level), providers=PROVIDERS)
 
 
 def optimize(model: Path, engine: Path, threads: int) -> None:

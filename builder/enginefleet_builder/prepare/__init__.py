@@ -1,0 +1,1 @@
+"""The prepare Job: fetch, preflight, quantize, baseline, store."""
