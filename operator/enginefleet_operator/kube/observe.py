@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-
 from enginefleet_api.resources import EngineStoreSpec, ModelDeploymentSpec, ModelDeploymentStatus, NodeFingerprintSpec
 
 from .. import labels
@@ -79,6 +78,7 @@ async def observe_model(client: ApiClient, world: World, settings: Settings, nam
 
 
 async def _listed(client: ApiClient, kind: Resource, namespace: str, selector: str) -> list[Object]:
+    items: list[Object]
     items, _ = await client.list(kind, namespace, label_selector=selector)
     return items
 

@@ -74,7 +74,7 @@ def decide_class(s: ClassSnapshot, now: float) -> Plan:
     # what no node of ours and no workload needs is forgotten: a class's status must not grow with its history
     live_hosts = set(groups)
     probed = [
-        p for p in probed if p.image == image or p.image_digest in s.images_in_use or p.host_digest in live_hosts and _recent(p, probed)
+        p for p in probed if p.image == image or p.image_digest in s.images_in_use or (p.host_digest in live_hosts and _recent(p, probed))
     ]
     kept_states = [p for (i, h), p in sorted(states.items()) if i == image and h in live_hosts]
     keep_digests = {p.image_digest for p in probed if p.image == image} | s.images_in_use
@@ -266,9 +266,7 @@ def orphaned_labels(nodes: tuple[Node, ...], model_deployments: frozenset[str], 
     for node in nodes:
         gone: dict[str, str | None] = {}
         for key in node.labels:
-            if key.startswith(labels.RELEASE_PREFIX) and key not in model_deployments:
-                gone[key] = None
-            elif key.startswith(labels.FP_PREFIX) and key.removeprefix(labels.FP_PREFIX).partition(".")[0] not in classes:
+            if (key.startswith(labels.RELEASE_PREFIX) and key not in model_deployments) or (key.startswith(labels.FP_PREFIX) and key.removeprefix(labels.FP_PREFIX).partition(".")[0] not in classes):
                 gone[key] = None
         if gone:
             found.append(LabelNode(node.name, node.resource_version, gone, "its owner is gone"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-
 from . import stages, status
 from .model import Action, CreateBuild, Event, Plan, Snapshot, StartBuild, StartPrepare
 from .serving import serving
