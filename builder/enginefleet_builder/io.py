@@ -61,7 +61,9 @@ class Cancellation:
 
 
 def terminated(signal_name: str) -> TransientFault:
-    return TransientFault("Terminated", f"the process got {signal_name} before it was done.", "It starts again when the pod is scheduled again.")
+    return TransientFault(
+        "Terminated", f"the process got {signal_name} before it was done.", "It starts again when the pod is scheduled again."
+    )
 
 
 def deadline_exceeded(seconds: float) -> TransientFault:
@@ -184,7 +186,9 @@ def as_failure(error: Exception, log_tail: list[str]) -> EngineFleetError:
     if isinstance(error, EngineFleetError):
         return error
     if isinstance(error, MemoryError):
-        return PermanentError("OutOfMemory", "the process could not allocate memory.", "Give the class more memory, or a smaller model or batch.")
+        return PermanentError(
+            "OutOfMemory", "the process could not allocate memory.", "Give the class more memory, or a smaller model or batch."
+        )
     text = (str(error).strip() or "no message").replace("\n", " ")[:600]
     log_tail.append(f"{type(error).__name__}: {text}")
     return PermanentError("Unexpected", f"{type(error).__name__}: {text}.", "The container's log has the traceback; please report it.")

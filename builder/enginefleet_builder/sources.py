@@ -1,0 +1,220 @@
+"""Fetching models and data sets: one file or a folder, from s3://, https:// or (command line only) file://, into a directory.
+
+What arrives has a tree digest (identity.tree_digest). Archives are not unpacked.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+from urllib.request import url2pathname
+
+from enginefleet_api.documents import FileEntry
+from enginefleet_api.errors import EngineFleetError, EnvironmentFault, PermanentError, TransientFault
+from enginefleet_api.identity import tree_digest
+from enginefleet_api.jobs import Source
+
+from .http_source import fetch_https, too_large
+from .io import Progress
+from .store.base import check_key, sha256_of
+
+if TYPE_CHECKING:
+    from .store.client import Who
+
+SIZE_LIMIT = 64 << 30
+FILE_LIMIT = 200_000
+LFS_MARK = b"version https://git-lfs.github.com/spec/"
+SNIFF = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A tree of files below `folder`; `digest` is its tree digest."""
+
+    folder: Path
+    digest: str
+    files: tuple[FileEntry, ...]
+
+
+def fetch_source(
+    source: Source,
+    folder: Path,
+    *,
+    progress: Progress | None = None,
+    allow_file: bool = False,
+    size_limit: int = SIZE_LIMIT,
+) -> Fetched:
+    """Fetch `source` into `folder` (made when absent). An URI that ends in a slash names a folder, else a file.
+
+    Raises PermanentError `SourceNotFound`, `SourceAccessDenied`, `SourceNotAllowed`, `SourceTooLarge`, `SourceIsLfsPointer`, `SourceIsHtml`,
+    `SourceEmpty`, `DigestMismatch`; TransientFault `SourceUnavailable`, `SourceTruncated`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    scheme = urlsplit(source.uri).scheme
+    shown = progress or Progress()
+    match scheme:
+        case "s3":
+            files = list(_from_s3(source, folder, shown, size_limit))
+        case "https" | "http":
+            files = [_from_https(source, folder, shown, size_limit)]
+        case "file" if allow_file:
+            files = list(_from_folder(source, folder, shown, size_limit))
+        case _:
+            hint = "Use s3://bucket/key, s3://bucket/folder/ or https://host/file."
+            raise PermanentError("SourceNotAllowed", f"{source.uri!r} has the scheme {scheme or 'none'!r}, expected s3 or https.", hint)
+    for entry in files:
+        _recognise(source.uri, folder / entry.path, entry)
+    digest = tree_digest((entry.path, entry.sha256) for entry in files)
+    if source.digest is not None and digest != source.digest:
+        raise PermanentError(
+            "DigestMismatch",
+            f"{source.uri} has the digest {digest}, expected {source.digest}.",
+            "The source changed: correct the digest, or restore what was there.",
+        )
+    return Fetched(folder, digest, tuple(files))
+
+
+def model_files(folder: Path) -> Path:
+    """The one .onnx file below `folder`; PermanentError `ModelNotFound` or `ModelAmbiguous` naming what is there."""
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() == ".onnx" and path.is_file())
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(path.relative_to(folder).as_posix() for path in found[:8])
+        raise PermanentError(
+            "ModelAmbiguous", f"{len(found)} .onnx files, expected one: {names}.", "Point the URI at a folder with one model."
+        )
+    names = ", ".join(sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())[:8])
+    raise PermanentError(
+        "ModelNotFound", f"no .onnx file; found: {names or 'nothing'}.", "Point the URI at an .onnx file or at its folder."
+    )
+
+
+# ---- s3 ----
+
+
+def _from_s3(source: Source, folder: Path, progress: Progress, size_limit: int) -> Iterator[FileEntry]:
+    # Imported here: boto3 takes half a second, and not every source is in S3.
+    from .store.client import s3_client
+    from .store.s3 import S3Store
+
+    parts = urlsplit(source.uri)
+    key = unquote(parts.path).removeprefix("/")
+    if not parts.netloc or parts.query or parts.fragment:
+        raise PermanentError("SourceNotFound", f"{source.uri!r} is not an S3 address.", "Write s3://bucket/key or s3://bucket/folder/.")
+    prefix, _, name = key.rpartition("/")
+    client = s3_client(_credentials(source), endpoint=source.endpoint, region=source.region)
+    bucket = S3Store(client, parts.netloc, prefix and prefix + "/", progress=progress)
+    left = size_limit
+    try:
+        # "folder/" keeps an object of its own where a console made the folder
+        names = [name] if name else [found for found in bucket.list("") if found and not found.endswith("/")]
+        if not names:
+            raise PermanentError("SourceNotFound", f"{source.uri} holds no objects.", "Correct the URI; a folder ends in a slash.")
+        _check_count(source.uri, len(names))
+        for found in names:
+            target = _target(folder, found, source.uri)
+            size, _ = bucket.head(found)
+            left -= size
+            if left < 0:
+                raise too_large(source.uri, size_limit - left, size_limit)
+            sha256 = bucket.download(found, target, progress=progress)
+            yield FileEntry(path=found, sha256=sha256, size=target.stat().st_size)
+    except EngineFleetError as error:
+        raise _as_source_failure(error) from error
+
+
+def _credentials(source: Source) -> Who:
+    """Whose environment variables to use: the source's own where set, else the store's."""
+    own = f"ENGINEFLEET_{source.credentials.upper()}_ACCESS_KEY_ID"
+    return "store" if source.credentials not in ("store", "ambient") and own not in os.environ else source.credentials
+
+
+def _as_source_failure(error: EngineFleetError) -> EngineFleetError:
+    """The store's failures under the source's names: `StoreNotFound` is `SourceNotFound`."""
+    reason = "SourceNotFound" if error.reason == "ObjectMissing" else error.reason.replace("Store", "Source", 1)
+    hint = "Correct the URI; a folder ends in a slash." if error.reason == "ObjectMissing" else error.hint
+    if reason == error.reason:
+        return error
+    return _base_class(error)(reason, error.message.replace("the store ", "the source "), hint)
+
+
+def _base_class(error: EngineFleetError) -> type[EngineFleetError]:
+    return next(kind for kind in (PermanentError, EnvironmentFault, TransientFault) if isinstance(error, kind))
+
+
+# ---- https and file ----
+
+
+def _from_https(source: Source, folder: Path, progress: Progress, size_limit: int) -> FileEntry:
+    name = unquote(urlsplit(source.uri).path).rpartition("/")[2]
+    if not name:
+        hint = "Name one file; a folder can be fetched from s3:// only."
+        raise PermanentError("SourceNotAllowed", f"{source.uri} names no file.", hint)
+    target = _target(folder, name, source.uri)
+    sha256, size = fetch_https(source.uri, target, endpoint=source.endpoint, limit=size_limit, progress=progress)
+    return FileEntry(path=name, sha256=sha256, size=size)
+
+
+def _from_folder(source: Source, folder: Path, progress: Progress, size_limit: int) -> Iterator[FileEntry]:
+    origin = Path(url2pathname(urlsplit(source.uri).path))
+    if not origin.exists():
+        raise PermanentError("SourceNotFound", f"{origin} does not exist.", "Correct the path.")
+    paths = [origin] if origin.is_file() else sorted(path for path in origin.rglob("*") if path.is_file())
+    if not paths:
+        raise PermanentError("SourceNotFound", f"{origin} holds no files.", "Correct the path.")
+    _check_count(source.uri, len(paths))
+    total = sum(path.stat().st_size for path in paths)
+    if total > size_limit:
+        raise too_large(source.uri, total, size_limit)
+    for count, path in enumerate(paths, start=1):
+        name = path.name if path == origin else path.relative_to(origin).as_posix()
+        target = _target(folder, name, source.uri)
+        shutil.copyfile(path, target)
+        progress("copy", count, len(paths))
+        yield FileEntry(path=name, sha256=sha256_of(target), size=target.stat().st_size)
+
+
+# ---- checks ----
+
+
+def _target(folder: Path, name: str, uri: str) -> Path:
+    try:
+        target = folder / check_key(name)
+    except ValueError as error:
+        raise PermanentError("SourceNotAllowed", f"{uri} holds {name!r}: {error}.", "Rename the object.") from error
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
+
+
+def _check_count(uri: str, found: int) -> None:
+    if found > FILE_LIMIT:
+        message = f"{uri} holds {found} files, expected at most {FILE_LIMIT}."
+        raise PermanentError("SourceTooLarge", message, "Pack samples into .npz files, or point at a smaller folder.")
+
+
+def _recognise(uri: str, path: Path, entry: FileEntry) -> None:
+    """Name what is often fetched in place of a file."""
+    if entry.size == 0:
+        if path.suffix.lower() in (".onnx", ".npz", ".npy"):
+            raise PermanentError("SourceEmpty", f"{entry.path} of {uri} is empty.", "Was its upload cut off?")
+        return
+    with path.open("rb") as file:
+        start = file.read(SNIFF)
+    if start.startswith(LFS_MARK):
+        raise PermanentError(
+            "SourceIsLfsPointer",
+            f"{entry.path} of {uri} is a git-lfs pointer of {entry.size} bytes, not the file.",
+            "Run `git lfs pull` before uploading, or use the address of the media file.",
+        )
+    if path.suffix.lower() not in (".html", ".htm") and start.lstrip().lower().startswith((b"<!doctype html", b"<html")):
+        raise PermanentError(
+            "SourceIsHtml",
+            f"{entry.path} of {uri} is an HTML page, not the file.",
+            "The host shows a login or preview page: use the download address.",
+        )
