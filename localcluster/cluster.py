@@ -316,9 +316,13 @@ class Cluster:
         return next((str(c["status"]) for c in conditions if c["type"] == "Ready"), "Unknown")
 
     def _is_ready(self, name: str, boot_id: str) -> bool:
-        """Ready, and since this boot: the word of a node that was just cut off stays in the API for a while."""
+        """Ready since this boot (the word of a node that was just cut off stays in the API for a while), and open for pods."""
         found = self._node_object(name)
-        return bool(found) and found["status"]["nodeInfo"]["bootID"] == boot_id and self._readiness(name) == "True"
+        if not found or found["status"].get("nodeInfo", {}).get("bootID") != boot_id:
+            return False
+        closed = {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"}
+        ready = any(c["type"] == "Ready" and c["status"] == "True" for c in found["status"].get("conditions", []))
+        return ready and not any(taint["key"] in closed for taint in found["spec"].get("taints", []))
 
     def _create_node_object(self, name: str, node: Mapping[str, Any]) -> None:
         """As admin, before the kubelet does: a kubelet may not give itself the labels that feature discovery sets (*.kubernetes.io)."""

@@ -144,7 +144,10 @@ def _installer(scratch: Path) -> list[str]:
         return [uv, "pip", "install", "--quiet", "--python", sys.executable]
     if _output([sys.executable, "-m", "pip", "--version"]):
         return [sys.executable, "-m", "pip", "install", "--quiet"]
-    venv.create(scratch / "venv", with_pip=True)
+    try:
+        venv.create(scratch / "venv", with_pip=True)
+    except subprocess.CalledProcessError as error:  # Debian keeps ensurepip in a package of its own
+        raise ToolError(f"{sys.executable} has neither pip nor ensurepip", "Install uv, or the package python3-venv of your system.") from error
     return [str(scratch / "venv" / "bin" / "python"), "-m", "pip", "install", "--quiet"]
 
 
@@ -182,7 +185,7 @@ def _build(name: str, source: Path, path: Path, go: Path, progress: Progress) ->
     )  # fmt: skip
     if done.returncode:
         partial.unlink(missing_ok=True)
-        raise ToolError(f"building {name} failed:\n{done.stdout.strip()}", "Free memory (2.5 GB) and disk (3 GB) are the usual causes on a small machine.")
+        raise ToolError(f"building {name} failed:\n{done.stdout.strip()}", "When the compiler was killed or found no room: it needs 2.5 GB of memory and 3 GB of disk.")
     partial.rename(path)
     progress(f"built {name} in {time.monotonic() - began:.0f}s")
     _forget_old_builds(name, path)

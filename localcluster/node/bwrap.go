@@ -30,10 +30,7 @@ func bwrapArgs(cfg *rt.ContainerConfig, img *image, hostname, resolvConf string)
 	a := []string{"--unshare-pid", "--unshare-ipc", "--unshare-uts", "--as-pid-1", "--new-session", "--info-fd", "3", "--hostname", hostname}
 	a = append(a, capabilities(cfg)...)
 	a = append(a, environment(cfg, img, hostname)...)
-	mounts := cfg.Mounts
-	if resolvConf != "" {
-		mounts = append([]*rt.Mount{{ContainerPath: "/etc/resolv.conf", HostPath: resolvConf, Readonly: true}}, mounts...)
-	}
+	mounts := placedMounts(cfg.Mounts, resolvConf)
 	a = append(a, rootFolders("/", mounts)...)
 	a = append(a, "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--dir", "/run")
 	for _, folder := range img.Binds {
@@ -41,23 +38,56 @@ func bwrapArgs(cfg *rt.ContainerConfig, img *image, hostname, resolvConf string)
 			a = append(a, "--ro-bind", folder, folder)
 		}
 	}
-	// Outer mounts first: /data must not cover /data/model.
-	mounts = append([]*rt.Mount{}, mounts...)
-	sort.SliceStable(mounts, func(i, j int) bool {
-		return strings.Count(mounts[i].ContainerPath, "/") < strings.Count(mounts[j].ContainerPath, "/")
-	})
 	for _, m := range mounts {
 		how := "--bind"
-		if m.Readonly {
+		if m.readOnly {
 			how = "--ro-bind"
 		}
-		a = append(a, how, m.HostPath, filepath.Clean(m.ContainerPath))
+		a = append(a, how, m.source, m.target)
 	}
 	wd := cfg.WorkingDir
 	if wd == "" {
 		wd = "/"
 	}
 	return append(append(a, "--chdir", wd, "--"), argv...), nil
+}
+
+// placed is one volume at its real place in the container.
+type placed struct {
+	source, target string
+	readOnly       bool
+}
+
+// placedMounts brings a container's volumes in order: outer ones first, since
+// /data must not cover /data/model.
+func placedMounts(volumes []*rt.Mount, resolvConf string) (out []placed) {
+	if resolvConf != "" {
+		out = append(out, placed{resolvConf, "/etc/resolv.conf", true})
+	}
+	for _, v := range volumes {
+		out = append(out, placed{v.HostPath, realTarget(v.ContainerPath), v.Readonly})
+	}
+	sort.SliceStable(out, func(i, j int) bool { return strings.Count(out[i].target, "/") < strings.Count(out[j].target, "/") })
+	return out
+}
+
+// realTarget follows the links among a mount point's parents: /var/run/secrets
+// is /run/secrets where /var/run is a link. The last part may be a link
+// itself (/etc/resolv.conf often is) and is then replaced by the mount.
+func realTarget(path string) string {
+	path = filepath.Clean(path)
+	if hiddenPlace(path) {
+		return path // what the machine has there does not matter
+	}
+	dir := filepath.Dir(path)
+	missing := filepath.Base(path)
+	for dir != "/" {
+		if real, err := filepath.EvalSymlinks(dir); err == nil {
+			return filepath.Join(real, missing)
+		}
+		dir, missing = filepath.Dir(dir), filepath.Join(filepath.Base(dir), missing)
+	}
+	return path
 }
 
 // environment: the container's own variables win over the image's.
@@ -103,24 +133,23 @@ func hiddenPlace(path string) bool {
 // rootFolders binds what a folder of the machine contains. bubblewrap can't
 // make a mount point inside a read-only bind, so a folder in which a volume
 // needs one that does not exist is rebuilt from its entries.
-func rootFolders(dir string, mounts []*rt.Mount) (a []string) {
+func rootFolders(dir string, mounts []placed) (a []string) {
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
 		p := filepath.Join(dir, e.Name())
 		if hidden[p] {
 			continue
 		}
-		below, at := false, false
+		below, replaced := false, false
 		for _, m := range mounts {
-			target := filepath.Clean(m.ContainerPath)
-			info, err := os.Lstat(target)
+			info, err := os.Lstat(m.target)
 			isLink := err == nil && info.Mode()&os.ModeSymlink != 0
 			// a link can't be mounted over: it would lead elsewhere
-			below = below || strings.HasPrefix(target, p+"/") && (err != nil || isLink)
-			at = at || target == p && isLink
+			below = below || strings.HasPrefix(m.target, p+"/") && (err != nil || isLink)
+			replaced = replaced || m.target == p && isLink
 		}
 		switch {
-		case at:
+		case replaced:
 		case below:
 			a = append(a, "--dir", p)
 			a = append(a, rootFolders(p, mounts)...)

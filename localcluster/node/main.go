@@ -25,29 +25,39 @@ import (
 )
 
 func main() {
-	commands := map[string]func() *cobra.Command{
+	// These set up logging, which cli.Run does for all of Kubernetes.
+	daemons := map[string]func() *cobra.Command{
 		"kube-apiserver":          apiserver.NewAPIServerCommand,
 		"kube-controller-manager": kcm.NewControllerManagerCommand,
 		"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
 		"node":                    newNodeCommand,
-		"pki":                     newPKICommand,
 		"serviceproxy":            newServiceProxyCommand,
-		"supervise":               newSuperviseCommand,
-		"init":                    newInitCommand,
 	}
+	// The error of one of these is read by a person.
+	plain := map[string]func() *cobra.Command{"pki": newPKICommand, "supervise": newSuperviseCommand, "init": newInitCommand}
 	if len(os.Args) > 1 && os.Args[1] == "etcd" {
 		etcdmain.Main(os.Args[1:])
 		return
 	}
 	if len(os.Args) > 1 {
-		if command, ok := commands[os.Args[1]]; ok {
-			os.Args = os.Args[1:]
-			os.Exit(cli.Run(command()))
+		name := os.Args[1]
+		os.Args = os.Args[1:]
+		if daemon, ok := daemons[name]; ok {
+			os.Exit(cli.Run(daemon()))
+		}
+		if command, ok := plain[name]; ok {
+			// cobra has printed the error
+			if command().Execute() != nil {
+				os.Exit(1)
+			}
+			return
 		}
 	}
 	names := []string{"etcd"}
-	for name := range commands {
-		names = append(names, name)
+	for _, commands := range []map[string]func() *cobra.Command{daemons, plain} {
+		for name := range commands {
+			names = append(names, name)
+		}
 	}
 	sort.Strings(names)
 	fmt.Fprintf(os.Stderr, "usage: localnode %s ...\n", strings.Join(names, "|"))

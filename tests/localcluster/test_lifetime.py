@@ -54,6 +54,7 @@ def test_two_clusters_side_by_side_are_ready_in_time_and_leave_nothing(tmp_path:
             assert second.kubectl("get", "nodes", "-o", "name").stdout.split() == ["node/other"]
             inside = second.popen_inside(["/bin/sh", "-c", "echo there; exec sleep 1000"], stdout=subprocess.PIPE)
             with inside:
+                assert inside.stdout is not None
                 assert inside.stdout.readline() == b"there\n"
                 second.down()
                 assert inside.wait(5) == -9
