@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
@@ -178,7 +179,7 @@ def progress_for(stream: TextIO, cancellation: Cancellation | None = None) -> Pr
     return BarProgress(cancellation) if stream.isatty() else PlainProgress(cancellation, stream)
 
 
-def as_failure(error: Exception, log_tail: list[str]) -> EngineFleetError:
+def as_failure(error: Exception, log_tail: deque[str]) -> EngineFleetError:
     """What to report for `error`: itself when it is one of ours, else `Unexpected` with its type and text.
 
     An unknown exception counts as permanent: a bug meets the same inputs again in the same way.
@@ -194,8 +195,8 @@ def as_failure(error: Exception, log_tail: list[str]) -> EngineFleetError:
     return PermanentError("Unexpected", f"{type(error).__name__}: {text}.", "The container's log has the traceback; please report it.")
 
 
-def failed(error: EngineFleetError, log_tail: list[str]) -> Termination:
-    return Termination(failure=JobFailure.of(error, log_tail))
+def failed(error: EngineFleetError, log_tail: Iterable[str]) -> Termination:
+    return Termination(failure=JobFailure.of(error, list(log_tail)))
 
 
 def termination_log() -> Path | None:
