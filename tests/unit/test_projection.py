@@ -12,7 +12,13 @@ from enginefleet_operator.kube.nodes import NodeView, Taint, project_node
 def node(index: int, **status: Any) -> dict[str, Any]:
     """A node as a cloud cluster with GPU Feature Discovery has it: 30 labels, images, managed fields; 10 KB as JSON."""
     labels = {f"feature.node.example.com/cpu-feature.{number}": "true" for number in range(25)}
-    labels |= {"kubernetes.io/hostname": f"node-{index}", "kubernetes.io/arch": "amd64", "hardware": "orin-nx", "zone": f"z{index % 3}", "pool": "edge"}
+    labels |= {
+        "kubernetes.io/hostname": f"node-{index}",
+        "kubernetes.io/arch": "amd64",
+        "hardware": "orin-nx",
+        "zone": f"z{index % 3}",
+        "pool": "edge",
+    }
     return {
         "metadata": {
             "name": f"node-{index}", "uid": f"00000000-0000-0000-0000-{index:012}", "resourceVersion": str(1_000_000 + index),
