@@ -17,6 +17,7 @@ import kopf
 from . import labels
 from .kube import metrics as metrics_
 from .kube import views
+from .kube.access import Access
 from .kube.client import ApiClient
 from .kube.events import EventRecorder
 from .kube.kinds import DAEMONSETS, HARDWARE_CLASSES, JOBS, MODEL_DEPLOYMENTS, NODE_FINGERPRINTS, NODES, PODS, Resource
@@ -157,7 +158,7 @@ def _concerns(obj: Any) -> tuple[str, str, str]:
     return (f"{meta['namespace']}/{model}" if model else "", have.get(labels.HARDWARE_CLASS, ""), meta["resourceVersion"])
 
 
-def handlers(operator: Operator) -> kopf.OperatorRegistry:
+def handlers(operator: Operator, access: Access) -> kopf.OperatorRegistry:
     """kopf's part: events of our own kinds mark keys dirty. No change handlers, no finalizers, no annotations of its own."""
     registry = kopf.OperatorRegistry()
 
@@ -168,6 +169,22 @@ def handlers(operator: Operator) -> kopf.OperatorRegistry:
         settings.scanning.disabled = True
         settings.watching.server_timeout = 300
         settings.watching.client_timeout = 330
+
+    @kopf.on.login(registry=registry)
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        """The same credentials as ours; asked for again when they are refused, so they are read anew."""
+        await access.reload()
+        found = access.configuration
+        scheme, _space, token = access.headers().get("Authorization", "").partition(" ")
+        return kopf.ConnectionInfo(
+            server=access.server,
+            ca_path=found.ssl_ca_cert,
+            insecure=not found.verify_ssl,
+            certificate_path=found.cert_file,
+            private_key_path=found.key_file,
+            scheme=scheme or None,
+            token=token or None,
+        )
 
     @kopf.on.event("enginefleet.io", "v1alpha1", "modeldeployments", registry=registry)
     async def model_event(namespace: str | None, name: str | None, **_: Any) -> None:
@@ -191,6 +208,7 @@ def handlers(operator: Operator) -> kopf.OperatorRegistry:
 
 
 async def run(arguments: argparse.Namespace) -> int:
+    """Until SIGTERM or until it must end: exit code 0 or 1."""
     metrics = metrics_.Metrics()
     settings = Settings(namespace=arguments.namespace, retry_base=arguments.retry_base, cache_path=arguments.cache_path)
     timing = Timing(duration=arguments.lease_seconds, deadline=arguments.lease_seconds * 2 / 3, renew=arguments.lease_seconds / 3)
@@ -205,7 +223,7 @@ async def run(arguments: argparse.Namespace) -> int:
         runner = await metrics_.serve(operator.probes(), host=arguments.host, port=arguments.port)
         try:
             await operator.start()
-            await kopf.operator(registry=handlers(operator), clusterwide=True, standalone=True, stop_flag=operator.stop)
+            await kopf.operator(registry=handlers(operator, await Access.load(arguments.kubeconfig)), clusterwide=True, standalone=True, stop_flag=operator.stop)
         finally:
             await operator.close()
             await runner.cleanup()
