@@ -135,11 +135,15 @@ class Site:
         """SIGKILL to its process where we can reach it, else its pod deleted; says which."""
         pod = self.operator_pods()[0]["metadata"]["name"]
         if self.cluster is not None:
-            for pid in _processes_of(pod):
+            for pid in self.operator_pids():
                 os.kill(pid, signal.SIGKILL)
                 return f"kill -9 {pid} (pod {pod})"
         self.kube.kubectl("delete", "pod", "-n", SYSTEM, pod, "--wait=false")
         return f"kubectl delete pod -n {SYSTEM} {pod}"
+
+    def operator_pids(self) -> list[int]:
+        """Processes of the operator's container on this machine; none on somebody's own cluster."""
+        return _processes_of(str(self.operator_pods()[0]["metadata"]["name"])) if self.cluster is not None else []
 
     def operator_log(self, lines: int = 40) -> str:
         with contextlib.suppress(KubeError, KeyError, IndexError):
