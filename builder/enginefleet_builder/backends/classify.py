@@ -50,7 +50,7 @@ _TEXTS: list[tuple[str, str, str, str]] = [
 
 def refused(text: str, doing: str) -> EngineFleetError:
     """An error that ONNX Runtime raised while `doing` (optimize, load, run, timings, quantize)."""
-    line = " ".join(text.split())[:400]
+    line = " ".join(text.split())[:400].rstrip(". ")
     if re.search(r"No space left on device", text):
         return EnvironmentFault("DiskFull", f"the disk is full: {line}.", "Free space on the node or raise ephemeral-storage.")
     for pattern, reason, what, hint in _TEXTS:

@@ -1,6 +1,6 @@
 """Calibration and validation data: an .npz file, or a folder of pictures (one subfolder a class when labels are needed).
 
-.npz   samples under `images` (or X, x, Xt, data; for calibration also calibration, cal), labels under `labels` (or y, yt, targets), class
+.npz   samples under `images` (or X, x, Xt, data; for calibration first calibration, cal), labels under `labels` (or y, yt, targets), class
        names optionally under `classes`. A model of several inputs wants one array an input, under the input's name. First axis: samples.
 folder classes are the sorted names of the subfolders; files are read in sorted order, by Pillow.
 
@@ -25,7 +25,9 @@ from enginefleet_api.errors import PermanentError
 
 from .preprocessing import Array, Preprocessor
 
-SAMPLE_NAMES = ("images", "X", "x", "Xt", "data", "calibration", "cal")
+SAMPLE_NAMES = ("images", "X", "x", "Xt", "data")
+CALIBRATION_NAMES = ("calibration", "cal", *SAMPLE_NAMES)
+"""Where calibration samples are looked for: a file may hold both."""
 LABEL_NAMES = ("labels", "y", "yt", "targets")
 CLASS_NAMES = "classes"
 PICTURES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
@@ -101,7 +103,10 @@ def _open_npz(path: Path, preprocessor: Preprocessor, labelled: bool) -> Dataset
     columns = {name: array for name, array in arrays.items() if array.ndim >= 1 and array.dtype.kind in "fiub"}
     if not columns:
         raise _mismatch(f"{path.name} holds {names}, expected samples under one of {list(SAMPLE_NAMES)}")
-    sole = next((name for name in SAMPLE_NAMES if name in columns), next(iter(columns)) if len(columns) == 1 else None)
+    sole = next(
+        (name for name in (SAMPLE_NAMES if labelled else CALIBRATION_NAMES) if name in columns),
+        next(iter(columns)) if len(columns) == 1 else None,
+    )
     size = len(columns[sole or next(iter(columns))])
     columns = {name: array for name, array in columns.items() if len(array) == size}
     if sole is not None:

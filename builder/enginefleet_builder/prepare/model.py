@@ -33,19 +33,6 @@ _BEGINNINGS = [
 ]
 
 
-def find_model(path: Path) -> Path:
-    """The .onnx file at `path`: itself, or the only one in the folder. Raises PermanentError `ModelNotFound`."""
-    if path.is_file():
-        return path
-    found = sorted(path.glob("*.onnx"))
-    if len(found) == 1:
-        return found[0]
-    names = [file.name for file in found] or sorted(file.name for file in path.iterdir())[:5]
-    raise PermanentError(
-        "ModelNotFound", f"{len(found)} .onnx files are there, expected one; found {names}.", "Name the file in model.uri."
-    )
-
-
 def what_it_is(path: Path) -> str | None:
     """In words, what a file is that is no ONNX model; None when its beginning tells nothing."""
     with path.open("rb") as file:

@@ -130,12 +130,11 @@ def profiles(subject: Subject) -> Iterator[Finding]:
     given = {asked.name for asked in subject.inputs}
     for name, spec in by_name.items():
         dynamic = [axis for axis, size in enumerate(spec.shape) if not isinstance(size, int)]
-        if not dynamic or name in given:
+        # ONNX Runtime takes any size; a free batch axis needs no decision, other axes must be pinned to what is calibrated and measured
+        if dynamic in ([], [0]) or name in given:
             continue
         message = f"input {name!r} has the shape {_shape(spec)}, and spec.inputs has no profile for it."
-        # ONNX Runtime takes any size; a free batch axis needs no decision, other axes must be pinned to what is calibrated and measured
-        severity: Literal["error", "warning"] = "warning" if dynamic == [0] else "error"
-        yield Finding(severity, "ProfileMissing", message, "Add a profile with min, opt and max.")
+        yield Finding("error", "ProfileMissing", message, "Add a profile with min, opt and max.")
 
 
 def _profile_findings(spec: TensorSpec, profile: Profile) -> Iterator[Finding]:

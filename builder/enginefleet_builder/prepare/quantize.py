@@ -7,11 +7,12 @@ A change here that gives another file raises identity.PREPARE_RECIPE.
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -87,7 +88,7 @@ def _quantizer() -> Iterator[None]:
     level = root.level
     root.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     except (EngineFleetError, MemoryError):
@@ -184,23 +185,27 @@ class _Reader:
     def __init__(self, dataset: Dataset, model: ModelProto, profiles: Sequence[InputSpec], progress: Progress) -> None:
         self._dataset, self._progress = dataset, progress
         self._inputs = models.inputs(model)
-        self._batches = batches(range(dataset.size), self._inputs, profiles)
-        self._next, self._end = 0, len(self._batches)
+        self._chunks = chunks([batch for batch, _ in batches(range(dataset.size), self._inputs, profiles)])
+        self._pending: list[list[int]] = []
 
     def __len__(self) -> int:
-        """Rounded up to whole chunks, as the quantizer demands; what lies beyond the end is not read."""
-        return -(-len(self._batches) // CHUNK) * CHUNK
+        """In batches, as if every chunk were full: the quantizer wants whole chunks."""
+        return len(self._chunks) * CHUNK
 
     def set_range(self, start_index: int, end_index: int) -> None:
-        self._next, self._end = start_index, min(end_index, len(self._batches))
+        self._progress("quantize: calibrate", start_index, len(self))
+        self._pending = list(self._chunks[start_index // CHUNK])
 
     def get_next(self) -> Mapping[str, Array] | None:
-        if self._next >= self._end:
-            return None
-        self._progress("quantize: calibrate", self._next, len(self._batches))
-        chunk, _ = self._batches[self._next]
-        self._next += 1
-        return self._dataset.feed(chunk, self._inputs)
+        self._progress.check()
+        return self._dataset.feed(self._pending.pop(0), self._inputs) if self._pending else None
+
+
+def chunks(parts: Sequence[list[int]]) -> list[list[list[int]]]:
+    """Batches in chunks of at most CHUNK, of one size each: the quantizer stacks a chunk's tensors. Only the last batch may be smaller."""
+    full = [part for part in parts if len(part) == len(parts[0])]
+    rest = list(parts[len(full) :])
+    return [full[start : start + CHUNK] for start in range(0, len(full), CHUNK)] + ([rest] if rest else [])
 
 
 def tools() -> dict[str, str]:

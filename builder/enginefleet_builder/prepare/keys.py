@@ -1,0 +1,61 @@
+"""From a request to the keys of what prepare stores. Defaults are those of schema version 1 and never change with the resources'."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from enginefleet_api import identity
+from enginefleet_api.identity import Json
+from enginefleet_api.resources import Calibration, Decoder, Preprocessing, Validation
+
+PREPROCESSING_DEFAULTS: Mapping[str, Json] = {
+    "resize": "none",
+    "size": [],
+    "color": "RGB",
+    "layout": "NCHW",
+    "scale": "1",
+    "mean": [],
+    "std": [],
+}
+DECODER_DEFAULTS: Mapping[str, Json] = {"kind": "logits", "nmsIou": "0.7", "confidence": "0.001", "maxDetections": 300}
+
+
+def preprocessing_json(spec: Preprocessing | None) -> dict[str, Json] | None:
+    """None when it is all defaults."""
+    if spec is None:
+        return None
+    return identity.without_defaults(spec.to_json_dict(), PREPROCESSING_DEFAULTS) or None
+
+
+def decoder_json(decoder: Decoder) -> dict[str, Json]:
+    return identity.without_defaults(decoder.to_json_dict(), DECODER_DEFAULTS)
+
+
+def prepared_key(
+    *, model: str, precision: str, flavour: str, calibration: Calibration | None, dataset: str | None, preprocessing: Preprocessing | None
+) -> str:
+    """`dataset`: digest of the calibration set; calibration and preprocessing only count where something is calibrated."""
+    if precision != "int8" or calibration is None:
+        return identity.prepared_key(model=model, precision=precision, flavour=flavour)
+    if calibration.source == "model":
+        return identity.prepared_key(model=model, precision=precision, flavour=flavour, calibration={"source": "model"})
+    method = "entropy" if calibration.method == "auto" else calibration.method
+    return identity.prepared_key(
+        model=model,
+        precision=precision,
+        flavour=flavour,
+        calibration={"digest": dataset, "method": method},
+        preprocessing=preprocessing_json(preprocessing),
+        exclude={"nodes": tuple(calibration.exclude.nodes), "opTypes": tuple(calibration.exclude.op_types)},
+    )
+
+
+def baseline_key(*, model: str, dataset: str, validation: Validation, preprocessing: Preprocessing | None) -> str:
+    return identity.baseline_key(
+        model=model,
+        validation=dataset,
+        preprocessing=preprocessing_json(preprocessing),
+        decoder=decoder_json(validation.decoder),
+        metric=validation.metric,
+        task=validation.task,
+    )
