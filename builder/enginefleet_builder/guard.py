@@ -60,7 +60,11 @@ class Guard:
         self._thread.join()
         os.close(self._reader)
 
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+    def finish(self) -> None:
+        """The work is done: signals that come now interrupt nothing."""
+        self._finished.set()
+
+    def _interrupt(self, number: int, _frame: FrameType | None) -> None:
         first = self._cancellation.fault is None or number == signal.SIGALRM
         self._note(signal.Signals(number))
         if first and not self._finished.is_set():

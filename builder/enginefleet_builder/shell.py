@@ -59,12 +59,13 @@ def run(work: Callable[[Progress], Any], *, timeout_seconds: float | None, as_js
     message = termination_log()
     failure: EngineFleetError | None = None
     report: Any = None
-    with Guard(cancellation, timeout_seconds):
+    with Guard(cancellation, timeout_seconds) as guard:
         try:
             try:
                 report = work(progress)
             finally:
                 progress.close()
+                guard.finish()
         except Interrupted:
             failure = cancellation.fault or TransientFault("Terminated", "the process was interrupted.")
         except Exception as error:  # noqa: BLE001 - every failure becomes a message and an exit code here

@@ -1,0 +1,1 @@
+"""A reference server: the Open Inference Protocol v2 over HTTP, for engines of ONNX Runtime."""

@@ -1,0 +1,102 @@
+"""The engine that a server runs: verified against its manifest, loaded, described."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from pydantic import ValidationError
+
+from enginefleet_api.errors import EnvironmentFault, PermanentError
+from enginefleet_api.jobs import EngineManifest
+from enginefleet_builder.fetch import MANIFEST, MODEL_NAME_VARIABLE
+from enginefleet_builder.probe import EXECUTION_PROVIDERS, onnxruntime_facts
+from enginefleet_builder.store.base import sha256_of
+
+from .protocol import DATATYPE_OF_ORT, Tensor
+
+REFETCH = "Delete the pod: its replacement fetches the engine again."
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A loaded engine. `run` may be called from several threads at a time."""
+
+    name: str
+    manifest: EngineManifest
+    session: Any
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+    def run(self, outputs: list[str], feeds: dict[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+        found: list[np.ndarray[Any, Any]] = self.session.run(outputs, feeds)
+        return found
+
+
+def load(folder: Path) -> Engine:
+    """The engine in `folder`, which `enginefleet fetch` wrote.
+
+    Raises EnvironmentFault `EngineMissing`, `EngineDamaged`, `RuntimeMismatch`; PermanentError `EngineRefused` when ONNX Runtime refuses it.
+    """
+    manifest = _manifest(folder)
+    path = folder / Path(manifest.file).name
+    _verify(path, manifest)
+    provider = str(manifest.facts.get("executionProvider", "CPU"))
+    found = onnxruntime_facts(provider)["backendVersion"]
+    wanted = manifest.facts.get("backendVersion")
+    if wanted is not None and found != wanted:
+        message = f"this image has ONNX Runtime {found}, the engine was proven with {wanted}."
+        raise EnvironmentFault("RuntimeMismatch", message, f"Serve with an image that has ONNX Runtime {wanted}.")
+    options = onnxruntime.SessionOptions()  # type: ignore[attr-defined]
+    threads = str(manifest.recipe.get("threads", "auto"))
+    if threads != "auto":
+        options.intra_op_num_threads = int(threads)
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=[EXECUTION_PROVIDERS[provider]])  # type: ignore[attr-defined]
+    except Exception as error:
+        # ONNX Runtime's exceptions have no common base of their own.
+        raise PermanentError(
+            "EngineRefused", f"ONNX Runtime refuses {path.name}: {str(error).strip()[:400]}", "It is built again."
+        ) from error
+    name = os.environ.get(MODEL_NAME_VARIABLE) or manifest.model_name or "model"
+    return Engine(name, manifest, session, _tensors(session.get_inputs()), _tensors(session.get_outputs()))
+
+
+def _manifest(folder: Path) -> EngineManifest:
+    path = folder / MANIFEST
+    try:
+        return EngineManifest.model_validate_json(path.read_bytes())
+    except OSError as error:
+        hint = "Does the pod have the fetch init container, and the same volume?"
+        raise EnvironmentFault("EngineMissing", f"{path}: {error.strerror}.", hint) from error
+    except ValidationError as error:
+        raise EnvironmentFault("EngineDamaged", f"{path} is not an engine's manifest.", REFETCH) from error
+
+
+def _verify(path: Path, manifest: EngineManifest) -> None:
+    try:
+        found = "sha256:" + sha256_of(path)
+    except OSError as error:
+        raise EnvironmentFault("EngineMissing", f"{path}: {error.strerror}.", REFETCH) from error
+    if found != manifest.blob:
+        raise EnvironmentFault("EngineDamaged", f"{path} has the digest {found}, expected {manifest.blob}.", REFETCH)
+
+
+def _tensors(values: Any) -> tuple[Tensor, ...]:
+    return tuple(Tensor(value.name, _datatype(value.name, value.type), _shape(value.shape)) for value in values)
+
+
+def _datatype(name: str, kind: str) -> str:
+    if kind not in DATATYPE_OF_ORT:
+        known = ", ".join(DATATYPE_OF_ORT)
+        raise PermanentError("EngineRefused", f"{name} is {kind}, this server knows {known}.", "Serve it with another server.")
+    return DATATYPE_OF_ORT[kind]
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    """-1 where the model leaves a dimension open (text or None in ONNX Runtime)."""
+    return tuple(size if isinstance(size, int) and size >= 0 else -1 for size in shape)
