@@ -97,7 +97,7 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
         "--host-root", type=Path, default=os.environ.get("ENGINEFLEET_HOST_ROOT", "/host"), help="folder with the host's fact files"
     )
     parser.add_argument(
-        "--cache", type=Path, default=os.environ.get("ENGINEFLEET_CACHE"), help="folder of the engine cache; none: no cache"
+        "--cache", type=Path, default=os.environ.get("ENGINEFLEET_CACHE_PATH"), help="folder of the engine cache; none: no cache"
     )
     parser.add_argument("--cache-limit-gib", type=float, default=os.environ.get("ENGINEFLEET_CACHE_LIMIT_GIB", "20"))
     parser.add_argument("--heartbeat", type=Path, default=os.environ.get("ENGINEFLEET_HEARTBEAT", "/run/enginefleet/heartbeat"))
