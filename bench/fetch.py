@@ -37,13 +37,13 @@ def compare(endpoint: str, access_key: str, secret_key: str, megabytes: int = 20
         results: dict[str, list[dict[str, float]]] = {"ours": [], "boto3": []}
         for _ in range(ROUNDS):
             # in turns, so that a busy minute of the machine hits both
-            for who in results:
+            for who, measured in results.items():
                 argv = [sys.executable, "-m", "bench.fetch", "measure", who, endpoint, str(folder / who), str(megabytes * 1_000_000)]
                 done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
                 if done.returncode:
                     raise RuntimeError(f"{' '.join(argv)}: {done.stderr}")
-                results[who].append(json.loads(done.stdout))
-    best = {who: min(measured["seconds"] for measured in several) for who, several in results.items()}
+                measured.append(json.loads(done.stdout))
+    best = {who: min(one["seconds"] for one in several) for who, several in results.items()}
     return {
         "megabytes": megabytes,
         "rounds": ROUNDS,
