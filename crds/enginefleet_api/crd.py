@@ -212,7 +212,7 @@ def manifest(kind: Kind) -> Schema:
 
 
 class _Dumper(yaml.SafeDumper):
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002  # YAML anchors in a manifest help nobody
         return True
 
 

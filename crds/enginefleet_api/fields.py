@@ -43,7 +43,7 @@ LOCAL_HOSTS = (
     # loopback, unspecified, link-local and IPv4-mapped addresses of IPv6
     r"\[[0:]*1?\]|\[fe[89ab][^\]]*\]|\[[0:]*:ffff:[^\]]*\]",
     # 2130706433, 127.1, 0x7f.0.0.1 and 0177.0.0.1 are loopback too, for some resolvers
-    r"([0-9]+[.]){0,2}[0-9]+[.]?|([^/?#:]*[.])?0x[0-9a-f]*[.]?|([0-9]+[.])*0[0-9]+([.][0-9]+)*[.]?",
+    r"([0-9]+[.]){0,2}[0-9]+[.]?|([^/?#:]*[.])?0x[0-9a-f]*([.](0x[0-9a-f]*|[0-9]+))*[.]?|([0-9]+[.])*0[0-9]+([.][0-9]+)*[.]?",
 )
 """Hosts that a pod must not be sent to, as regular expressions. The CEL functions for addresses would be clearer, but their cost cannot be
 bounded on a part of a text."""
@@ -76,8 +76,8 @@ SOURCE_RULES = (
     Rule("!self.startsWith('http://')", "http:// is not protected against change: write https:// or s3://"),
     Rule("self.matches(r'^(s3|https|http|file):')", "write s3://<bucket>/<path> or https://<host>/<path>"),
     Rule(
-        "!self.startsWith('s3://') || self.matches(r'^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/[^?#]+$')",
-        "write s3://<bucket>/<path>: a bucket's name has 3 to 63 lower-case letters, digits, '.' and '-'; the path is that of a file or a folder",
+        "!self.startsWith('s3://') || self.matches(r'^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?#]*)?$')",
+        "write s3://<bucket>/<path>: a bucket's name has 3 to 63 lower-case letters, digits, '.' and '-'",
     ),
     Rule(
         r"!self.lowerAscii().matches(r'(/|%2f|\\)([.]|%2e){2}(/|%2f|\\|[?#]|$)')",

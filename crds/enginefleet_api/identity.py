@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
-Json: TypeAlias = "None | bool | int | str | list[Json] | tuple[Json, ...] | Mapping[str, Json]"
+Json: TypeAlias = "bool | int | str | list[Json] | tuple[Json, ...] | Mapping[str, Json] | None"
 
 SAFE_INTEGER = 2**53 - 1
 """RFC 8785 hands numbers to ECMAScript: larger integers would lose digits there."""
