@@ -31,28 +31,29 @@ KEPT_SNAPSHOTS = 20
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What an image is made of: a lock file (None: Python alone), packages of ours, and the command that it brings."""
+    """What an image is made of: a lock file (None: Python alone), packages of ours, and the commands that it brings; the first is its entrypoint."""
 
     lock: str | None
     packages: tuple[str, ...]
-    command: str
-    entry: str
-    """module:function behind the command, as in pyproject's [project.scripts]"""
+    commands: tuple[str, ...]
 
 
-RECIPES: dict[str, Recipe] = {
-    "enginefleet/runtime:ort-1.24": Recipe(
-        "runtime-ort-1.24", (API, "builder/enginefleet_builder"), "enginefleet", "enginefleet_builder.main:run"
-    ),
-    "enginefleet/runtime:ort-1.23": Recipe(
-        "runtime-ort-1.23", (API, "builder/enginefleet_builder"), "enginefleet", "enginefleet_builder.main:run"
-    ),
-    "enginefleet/operator:dev": Recipe(
-        "operator", (API, "operator/enginefleet_operator"), "enginefleet-operator", "enginefleet_operator.app:main"
-    ),
-    "enginefleet/agent:dev": Recipe(None, (API, "agent/enginefleet_agent"), "enginefleet-agent", "enginefleet_agent.main:main"),
+COMMANDS = {
+    "enginefleet": "enginefleet_builder.main:run",
+    "enginefleet-operator": "enginefleet_operator.app:main",
+    "enginefleet-agent": "enginefleet_agent.main:main",
 }
-"""Each image holds only the layers that it may import: a forbidden import fails there, not in production."""
+"""command -> module:function, as in pyproject's [project.scripts]"""
+
+BUILDER, OPERATOR, AGENT = (f"{folder}/enginefleet_{folder}" for folder in ("builder", "operator", "agent"))
+RECIPES: dict[str, Recipe] = {
+    "enginefleet/runtime:ort-1.24": Recipe("runtime-ort-1.24", (API, BUILDER), ("enginefleet",)),
+    "enginefleet/runtime:ort-1.23": Recipe("runtime-ort-1.23", (API, BUILDER), ("enginefleet",)),
+    # operator and agent are released together, so a fleet may pull one image for both
+    "enginefleet/operator:dev": Recipe("operator", (API, OPERATOR, AGENT), ("enginefleet-operator", "enginefleet-agent")),
+    "enginefleet/agent:dev": Recipe(None, (API, AGENT), ("enginefleet-agent",)),
+}
+"""Each image holds only the packages that it may import: a forbidden import fails there, not in production."""
 
 
 def build_images(names: Sequence[str] | None = None, progress: Progress = lambda _: None) -> dict[str, Image]:
@@ -71,7 +72,7 @@ def _build(name: str, recipe: Recipe, progress: Progress) -> Image:
             "PYTHONPATH": str(snapshot),
             "PYTHONUNBUFFERED": "1",
         },
-        entrypoint=(recipe.command,),
+        entrypoint=recipe.commands[:1],
         binds=(snapshot,),
         digest="sha256:" + hashlib.sha256(f"{python_tag()} {lock_digest} {source_digest}".encode()).hexdigest(),
     )
@@ -98,8 +99,8 @@ def _source_files(package: str) -> list[Path]:
 
 
 def _snapshot(recipe: Recipe) -> tuple[Path, str]:
-    """A copy of the packages with a launcher in bin/, and the digest of both."""
-    digest = hashlib.sha256(f"{recipe.command} {recipe.entry} {LAUNCHER}".encode())
+    """A copy of the packages with launchers in bin/, and the digest of both."""
+    digest = hashlib.sha256(f"{recipe.commands} {COMMANDS} {LAUNCHER}".encode())
     files = [
         (path, f"{Path(package).name}/{path.relative_to(ROOT / package).as_posix()}")
         for package in recipe.packages
@@ -108,7 +109,7 @@ def _snapshot(recipe: Recipe) -> tuple[Path, str]:
     for path, place in files:
         digest.update(f"\0{place}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     source = digest.hexdigest()
-    folder = cache_dir() / "snapshots" / f"{recipe.command}-{source[:16]}"
+    folder = cache_dir() / "snapshots" / f"{recipe.commands[0]}-{source[:16]}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
@@ -116,11 +117,12 @@ def _snapshot(recipe: Recipe) -> tuple[Path, str]:
             target = scratch / place
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
-        module, _, function = recipe.entry.partition(":")
-        launcher = scratch / "bin" / recipe.command
-        launcher.parent.mkdir()
-        launcher.write_text(LAUNCHER.format(module=module, function=function))
-        launcher.chmod(0o755)
+        (scratch / "bin").mkdir()
+        for command in recipe.commands:
+            module, _, function = COMMANDS[command].partition(":")
+            launcher = scratch / "bin" / command
+            launcher.write_text(LAUNCHER.format(module=module, function=function))
+            launcher.chmod(0o755)
         compileall.compile_dir(scratch, quiet=2, stripdir=scratch)
         scratch.chmod(0o755)
         try:
@@ -128,7 +130,7 @@ def _snapshot(recipe: Recipe) -> tuple[Path, str]:
         except OSError:
             # another process was faster with the same content
             shutil.rmtree(scratch)
-        _forget_old_snapshots(recipe.command, folder)
+        _forget_old_snapshots(recipe.commands[0], folder)
     return folder, source
 
 
