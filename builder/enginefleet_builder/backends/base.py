@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from enginefleet_api.documents import TensorSpec
 
 from ..gate.preprocessing import Array
@@ -32,7 +35,7 @@ class Session(Protocol):
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """All outputs by name, in the model's order. Raises PermanentError `InferenceFailed` for inputs that the engine refuses."""
 
-    def timings(self, feeds: Mapping[str, Array], *, warm_up: int, iterations: int, seconds: float) -> Array:
+    def timings(self, feeds: Mapping[str, Array], *, warm_up: int, iterations: int, seconds: float) -> NDArray[np.float64]:
         """Seconds of each of at least `iterations` runs, and of as many as fit into `seconds`; float64, in order of time."""
 
 

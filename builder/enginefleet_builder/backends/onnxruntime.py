@@ -8,6 +8,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from enginefleet_api.documents import TensorSpec
 from enginefleet_api.errors import PermanentError
 
@@ -65,9 +68,9 @@ class OrtSession:
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         return self._child.ask({"do": "run"}, feeds)[1]
 
-    def timings(self, feeds: Mapping[str, Array], *, warm_up: int, iterations: int, seconds: float) -> Array:
+    def timings(self, feeds: Mapping[str, Array], *, warm_up: int, iterations: int, seconds: float) -> NDArray[np.float64]:
         header = {"do": "timings", "warm_up": warm_up, "iterations": iterations, "seconds": seconds}
-        return self._child.ask(header, feeds)[1]["seconds"]
+        return self._child.ask(header, feeds)[1]["seconds"].astype(np.float64)
 
 
 @contextmanager

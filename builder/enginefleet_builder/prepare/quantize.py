@@ -192,7 +192,7 @@ class _Reader:
         """In batches, as if every chunk were full: the quantizer wants whole chunks."""
         return len(self._chunks) * CHUNK
 
-    def set_range(self, start_index: int, end_index: int) -> None:
+    def set_range(self, start_index: int, end_index: int) -> None:  # noqa: ARG002
         self._progress("quantize: calibrate", start_index, len(self))
         self._pending = list(self._chunks[start_index // CHUNK])
 

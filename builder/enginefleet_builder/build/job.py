@@ -1,0 +1,71 @@
+"""Build or adopt one engine, then judge it; or judge one that is there."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+from enginefleet_api.documents import Verdict
+from enginefleet_api.errors import PermanentError
+from enginefleet_api.jobs import BuildReport, BuildRequest
+
+from ..backends import backend_for
+from ..gate.latency import require_batch_sizes
+from ..io import Progress
+from ..store import open_store
+from ..store.records import Records
+from .device import check_here
+from .engine import Engine, Work, adopt, adopt_or_build, prepared
+from .judging import judge_engine
+
+
+def build(request: BuildRequest, progress: Progress) -> BuildReport:
+    """Adopt or build, publish, judge as read back, verdict last. A verdict of this gate that passed or failed is taken as it stands.
+
+    Raises EngineFleetError: see device.py, engine.py, judging.py.
+    """
+    with tempfile.TemporaryDirectory(prefix="build-") as folder:
+        work = _begin(request, Path(folder), progress)
+        require_batch_sizes(request.benchmark.batch_sizes, prepared(work).inputs, request.inputs)
+        started = time.monotonic()
+        engine = adopt_or_build(work)
+        if engine.adopted:
+            work.timed("adopt", started)
+        return _report(work, engine, engine.verdict or judge_engine(work, engine))
+
+
+def judge(request: BuildRequest, progress: Progress) -> BuildReport:
+    """Judge an engine that is in the store, whatever verdicts stand. Raises PermanentError `EngineMissing`."""
+    with tempfile.TemporaryDirectory(prefix="judge-") as folder:
+        work = _begin(request, Path(folder), progress)
+        require_batch_sizes(request.benchmark.batch_sizes, prepared(work).inputs, request.inputs)
+        engine = adopt(work)
+        if engine is None:
+            damaged = f" ({'; '.join(work.warnings)})" if work.warnings else ""
+            message = f"no sound engine of the key {request.engine_key} is in the store{damaged}."
+            raise PermanentError("EngineMissing", message, "Build it first.")
+        return _report(work, engine, judge_engine(work, engine))
+
+
+def _begin(request: BuildRequest, folder: Path, progress: Progress) -> Work:
+    backend = backend_for(request.backend, request.execution_provider)
+    progress("check the device")
+    check_here(request)
+    return Work(request, Records(open_store(request.store, progress=progress)), backend, folder, progress)
+
+
+def _report(work: Work, engine: Engine, verdict: Verdict) -> BuildReport:
+    return BuildReport(
+        engine_key=work.request.engine_key,
+        gate_key=work.request.gate_key,
+        blob=engine.record.blob,
+        size=engine.record.size,
+        adopted=engine.adopted,
+        answer=verdict.answer,
+        reasons=verdict.reasons,
+        accuracy=verdict.accuracy,
+        latency=verdict.latency,
+        durations=work.durations,
+        warnings=work.warnings,
+    )
