@@ -71,8 +71,10 @@ def _image_parser(image: argparse.ArgumentParser) -> None:
 def _up(args: argparse.Namespace, say: Progress) -> None:
     audit: bool | str = "all" if args.audit == "all" else args.audit == "writes"
     cluster = Cluster(args.dir, audit=audit, grace=args.grace, detached=True, progress=say).up()
-    for number in range(1, args.nodes + 1):
-        cluster.add_node(NodeSpec(f"node-{number}", extended={"nvidia.com/gpu": "1"} if number == 1 else {}))
+    names = [f"node-{number}" for number in range(1, args.nodes + 1)]
+    for name in names:
+        cluster.add_node(NodeSpec(name, extended={"nvidia.com/gpu": "1"} if name == names[0] else {}), wait=False)
+    cluster.wait_ready(*names)
     result = {"dir": str(cluster.dir), "kubeconfig": str(cluster.kubeconfig)}
     if args.s3:
         s3 = cluster.start_s3()

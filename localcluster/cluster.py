@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import secrets
@@ -27,7 +28,7 @@ from localcluster.control import Control
 from localcluster.errors import KubectlError, LocalClusterError
 from localcluster.images import Image
 from localcluster.nodes import NodeSpec
-from localcluster.ports import free_port
+from localcluster.ports import listen
 from localcluster.progress import Progress, silent
 from localcluster.s3 import REGION, S3Endpoint
 from localcluster.supervisor import Supervisor
@@ -149,7 +150,7 @@ class Cluster:
     def start_node(self, name: str, wait: bool = True) -> None:
         """Start a stopped node. It has a new boot id, and its pods' containers are started anew."""
         node = self._node(name)
-        boot_id = nodes.write_boot_id(Path(node["root"]))
+        nodes.write_boot_id(Path(node["root"]))
         state = self.dir / "nodes" / name / "state"
         state.mkdir(parents=True, exist_ok=True)
         argv = [
@@ -162,8 +163,13 @@ class Cluster:
         self._create_node_object(name, node)
         self._start(f"node-{name}", argv, isolate=True)
         if wait:
-            began = time.monotonic()
-            self._until(lambda: self._is_ready(name, boot_id), f"node {name} is Ready", process=f"node-{name}")
+            self.wait_ready(name)
+
+    def wait_ready(self, *names: str) -> None:
+        """Wait until started nodes are Ready (after add_node or start_node with wait=False, to start several at a time)."""
+        for name in names:
+            began, boot_id = time.monotonic(), nodes.read_boot_id(self.node_root(name))
+            self._until(functools.partial(self._is_ready, name, boot_id), f"node {name} is Ready", process=f"node-{name}")
             self._progress(f"node {name} is Ready after {time.monotonic() - began:.1f}s")
 
     def stop_node(self, name: str, wait: bool = False) -> None:
@@ -224,10 +230,7 @@ class Cluster:
         """Make an address inside (a pod's, a Service's) reachable from outside; returns 127.0.0.1:PORT, the same for the same address."""
         relays: dict[str, int] = self._state["relays"]
         if inside not in relays:
-            with socket.socket() as listening:
-                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listening.bind(("127.0.0.1", free_port()))
-                listening.listen(128)
+            with listen() as listening:
                 self._control.relay(listening, inside)
                 relays[inside] = listening.getsockname()[1]
             self._save()
@@ -254,10 +257,12 @@ class Cluster:
         Path(settings["root"]).mkdir(parents=True, exist_ok=True)
         program = tools.program("s3server", self._progress)
         outside = self.relay(controlplane.S3_INSIDE)
-        self._start(
-            "s3", [str(program), "--root", settings["root"], "--listen", controlplane.S3_INSIDE, "--region", REGION],
-            env={"S3_ACCESS_KEY": settings["access_key"], "S3_SECRET_KEY": settings["secret_key"]},
-        )  # fmt: skip
+        running = self._control.processes().get("s3")
+        if running is None or not running.running:
+            self._start(
+                "s3", [str(program), "--root", settings["root"], "--listen", controlplane.S3_INSIDE, "--region", REGION],
+                env={"S3_ACCESS_KEY": settings["access_key"], "S3_SECRET_KEY": settings["secret_key"]},
+            )  # fmt: skip
         self._until(lambda: _accepts_http(outside), "the S3 server answers", process="s3")
         return S3Endpoint(f"http://{controlplane.S3_INSIDE}", f"http://{outside}", settings["access_key"], settings["secret_key"])
 

@@ -61,10 +61,16 @@ def write_facts(root: Path, spec: NodeSpec) -> None:
             path.write_text(text + "\n")
 
 
-def write_boot_id(root: Path) -> str:
-    """A new boot id, as after a reboot; returns it."""
-    boot_id = str(uuid.uuid4())
-    path = root / "proc/sys/kernel/random/boot_id"
+BOOT_ID = "proc/sys/kernel/random/boot_id"
+
+
+def write_boot_id(root: Path) -> None:
+    """A new boot id, as after a reboot."""
+    path = root / BOOT_ID
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(boot_id + "\n")
-    return boot_id
+    path.write_text(f"{uuid.uuid4()}\n")
+
+
+def read_boot_id(root: Path) -> str:
+    """The boot id that a node has, or says once it runs."""
+    return (root / BOOT_ID).read_text().strip()

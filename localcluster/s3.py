@@ -86,9 +86,10 @@ class S3Server:
             )  # fmt: skip
         assert self._process.stdout is not None
         if not _wait_for_announcement(self._process.stdout):
-            self._process.wait()
+            words = self._log.read_text(errors="replace").strip()
+            self.stop()
             raise LocalClusterError(
-                f"the S3 server ended at once: {self._log.read_text(errors='replace').strip()}",
+                f"the S3 server ended at once: {words}",
                 f"Its folder is {self.root}: the file system must know user.* extended attributes (ext4, xfs, btrfs do; tmpfs since Linux 6.6).",
             )
         return self

@@ -185,7 +185,8 @@ def _build(name: str, source: Path, path: Path, go: Path, progress: Progress) ->
     )  # fmt: skip
     if done.returncode:
         partial.unlink(missing_ok=True)
-        raise ToolError(f"building {name} failed:\n{done.stdout.strip()}", "When the compiler was killed or found no room: it needs 2.5 GB of memory and 3 GB of disk.")
+        hint = "When the compiler was killed or found no room: it needs 2.5 GB of memory and 3 GB of disk."
+        raise ToolError(f"building {name} failed:\n{done.stdout.strip()}", hint)
     partial.rename(path)
     progress(f"built {name} in {time.monotonic() - began:.0f}s")
     _forget_old_builds(name, path)

@@ -127,3 +127,20 @@ def test_logs_and_exec_work_from_outside(cluster: Cluster) -> None:
     assert cluster.kubectl("exec", "-i", "long", "--", "/bin/cat", input="through").stdout == "through"
     assert cluster.kubectl("exec", "long", "--", "/bin/sh", "-c", "exit 7", check=False).returncode == 7
     cluster.kubectl("delete", "pod", "long")
+
+
+def test_a_job_leaves_its_termination_message_and_init_containers_go_first(cluster: Cluster) -> None:
+    mounts = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}
+    first = {"name": "first", "image": SHELL.name, "command": ["/bin/sh", "-c", "echo first > /work/order"], **mounts}
+    script = "cat /work/order > /dev/termination-log; exit 3"
+    body = pod("message", script, container=mounts, initContainers=[first], volumes=[{"name": "work", "emptyDir": {}}])
+    cluster.kubectl("apply", "-f", "-", input=json.dumps(body))
+    cluster.kubectl("wait", "pod/message", "--for=jsonpath={.status.phase}=Failed", "--timeout=20s")
+    ended = json.loads(cluster.kubectl("get", "pod", "message", "-o", "json").stdout)["status"]["containerStatuses"][0]["state"]["terminated"]
+    assert (ended["message"], ended["exitCode"]) == ("first\n", 3)
+
+
+def test_a_container_sees_neither_the_users_files_nor_other_processes(run_pod: RunPod) -> None:
+    seen = run_pod("ls /root /home /mnt 2>/dev/null | grep -v : || true; ls -d /proc/[0-9]*; ls -A /run /tmp")
+    assert [line for line in seen.split() if line not in {"/run:", "/tmp:", "secrets"} and not line.startswith("/proc/")] == []
+    assert len([line for line in seen.split() if line.startswith("/proc/")]) <= 2
