@@ -1,0 +1,82 @@
+"""Requests made from command line flags, for a person without a cluster. Keys come out as the operator would make them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from enginefleet_api import fingerprint, identity
+from enginefleet_api.errors import PermanentError
+from enginefleet_api.jobs import Source, StoreRef
+from enginefleet_api.resources import BuildSettings, Validation
+
+
+def uri(text: str) -> str:
+    """A path becomes a file:// URI; URIs stay."""
+    return text if "://" in text else Path(text).absolute().as_uri()
+
+
+def source(text: str, digest: str | None = None, endpoint: str = "") -> dict[str, Any]:
+    return Source(uri=uri(text), digest=digest, endpoint=endpoint).to_json_dict()
+
+
+def store(text: str, endpoint: str = "", region: str = "") -> dict[str, Any]:
+    return StoreRef(uri=uri(text), endpoint=endpoint, region=region).to_json_dict()
+
+
+def holder() -> str:
+    """Names this process and no other."""
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
+def validation(
+    data: str | None, *, task: str, metric: str, min_samples: int, max_drop: str | None, minimum: str | None, required_classes: list[str]
+) -> dict[str, Any]:
+    """The fields `validation` and `validationSource` of a request; empty without data."""
+    if data is None:
+        return {}
+    acceptance = {name: value for name, value in {"maxDrop": max_drop, "minimum": minimum}.items() if value is not None}
+    value = {"uri": uri(data), "task": task, "metric": metric, "minSamples": min_samples, "requiredClasses": required_classes}
+    return {"validation": value | {"acceptance": acceptance}, "validationSource": source(data)}
+
+
+def build_keys(
+    *, store_ref: dict[str, Any], prepared_key: str, baseline_key: str | None, provider: str, threads: str, checked: dict[str, Any]
+) -> dict[str, Any]:
+    """What of a BuildRequest follows from the prepared model in the store, this machine and the gate."""
+    from .probe import host_facts, onnxruntime_facts
+    from .store import open_store
+    from .store.records import Records
+
+    manifest = Records(open_store(StoreRef.model_validate(store_ref), writes=False)).prepared(prepared_key)
+    if manifest is None:
+        hint = "Run `enginefleet prepare`; its report names the key."
+        raise PermanentError("PreparedMissing", f"no prepared model {prepared_key} in {store_ref['uri']}.", hint)
+    facts = fingerprint.combine(host_facts(), onnxruntime_facts(provider), threads)
+    here = fingerprint.identify(facts)
+    recipe = BuildSettings(threads=threads).to_json_dict() | {"profiles": []}
+    return {
+        "engineKey": identity.engine_key(prepared_model=manifest.model, recipe=recipe, fingerprint=here),
+        "gateKey": identity.gate_key(baseline=baseline_key or "none", acceptance=_acceptance(checked)),
+        "preparedModel": manifest.model,
+        "precision": manifest.precision,
+        "recipe": recipe,
+        "fingerprint": here,
+        "facts": facts,
+    }
+
+
+def _acceptance(checked: dict[str, Any]) -> dict[str, identity.Json]:
+    """All that decides the answer, in the form that enters a gate key."""
+    if not checked:
+        return {"batchSizes": [1]}
+    value = Validation.model_validate(checked["validation"])
+    return {
+        "accuracy": value.acceptance.to_json_dict(),
+        "requiredClasses": list(value.required_classes),
+        "minSamples": value.min_samples,
+        "onDevice": value.on_device.max_samples,
+        "batchSizes": [1],
+    }

@@ -1,0 +1,294 @@
+"""`enginefleet`: what runs inside Jobs and pods, and by hand.
+
+In a Job the request comes in ENGINEFLEET_REQUEST and the report goes into the termination message; by hand flags make the request and the report is
+printed. Exit codes: 0 done (by hand: and passed), 2 usage, 40 gate failed, 41 inconclusive, 42 permanent, 43 environment, 44 transient failure.
+Commands import what they need when they run: `fetch` starts in every serving pod.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from enginefleet_api.errors import EXIT_PERMANENT, EngineFleetError
+from enginefleet_api.jobs import BuildRequest, FetchRequest, PrepareRequest, ProbeRequest, RuntimeCheckRequest
+
+from . import by_hand, shell
+from .io import Progress, failed, termination_log, write_termination
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+
+RequestFile = Annotated[Path | None, typer.Option("--request", help="File with the request as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+Store = Annotated[str | None, typer.Option(help="s3://bucket/prefix/ or a folder.")]
+Endpoint = Annotated[str, typer.Option(help="S3 endpoint of the store.")]
+Data = Annotated[str | None, typer.Option(help="Validation set: a path, s3:// or https://.")]
+Task = Annotated[str, typer.Option(help="classification or outputs.")]
+MetricName = Annotated[str, typer.Option(help="top1, top5, cosine, max_abs_error, …")]
+MinSamples = Annotated[int, typer.Option(help="Fewer samples make the answer inconclusive.")]
+MaxDrop = Annotated[str | None, typer.Option(help="Largest drop against FP32, e.g. 0.01.")]
+Minimum = Annotated[str | None, typer.Option(help="Smallest value of the metric.")]
+Required = Annotated[list[str] | None, typer.Option(help="A class that must have samples; repeat for more.")]
+Timeout = Annotated[int, typer.Option("--timeout", help="Seconds.")]
+
+
+def _done(code: int) -> None:
+    raise typer.Exit(code)
+
+
+def _request(kind: type[shell.Request], file: Path | None, hand: dict[str, Any] | None, as_json: bool) -> shell.Request:
+    """The request; a failure ends the process with its message."""
+    try:
+        return shell.load_request(kind, file, hand)
+    except EngineFleetError as error:
+        write_termination(failed(error, []), termination_log())
+        shell.show_failure(error, as_json)
+        raise typer.Exit(error.exit_code) from error
+
+
+@app.command()
+def prepare(
+    request: RequestFile = None,
+    as_json: AsJson = False,
+    model: Annotated[str | None, typer.Option(help="The .onnx file or its folder: a path, s3:// or https://.")] = None,
+    digest: Annotated[str | None, typer.Option(help="Tree digest that the model must have.")] = None,
+    precision: Annotated[str, typer.Option(help="fp32 or int8.")] = "fp32",
+    calibration: Annotated[str | None, typer.Option(help="Calibration set for int8.")] = None,
+    flavour: Annotated[list[str] | None, typer.Option(help="Target flavour.")] = None,
+    store: Store = None,
+    endpoint: Endpoint = "",
+    validation: Data = None,
+    task: Task = "classification",
+    metric: MetricName = "top1",
+    min_samples: MinSamples = 200,
+    timeout: Timeout = 3600,
+) -> None:
+    """Fetch, check and convert a model; measure its FP32 baseline; put both into the store."""
+    hand: dict[str, Any] | None = None
+    if model is not None:
+        hand = {
+            "model": by_hand.source(model, digest),
+            "precision": precision,
+            "flavours": flavour or ["onnxruntime"],
+            "store": by_hand.store(_needed(store, "--store"), endpoint),
+            "holder": by_hand.holder(),
+            "timeoutSeconds": timeout,
+        } | by_hand.validation(
+            validation, task=task, metric=metric, min_samples=min_samples, max_drop=None, minimum=None, required_classes=[]
+        )
+        if calibration is not None:
+            hand |= {"calibration": {"uri": by_hand.uri(calibration)}, "calibrationSource": by_hand.source(calibration)}
+    wanted = _request(PrepareRequest, request, hand, as_json)
+
+    def work(progress: Progress) -> Any:
+        from .prepare.job import prepare as job
+
+        return job(wanted, progress)
+
+    _done(shell.run(work, timeout_seconds=wanted.timeout_seconds, as_json=as_json))
+
+
+def _build_or_judge(which: Literal["build", "judge"], wanted: BuildRequest, as_json: bool) -> None:
+    def work(progress: Progress) -> Any:
+        from .build import job
+
+        return job.build(wanted, progress) if which == "build" else job.judge(wanted, progress)
+
+    _done(shell.run(work, timeout_seconds=wanted.timeout_seconds, as_json=as_json))
+
+
+def _build_request(request: Path | None, as_json: bool, prepared: str | None, flags: dict[str, Any]) -> BuildRequest:
+    if prepared is None:
+        return _request(BuildRequest, request, None, as_json)
+    try:
+        checked = by_hand.validation(flags["validation"], **flags["gate"])
+        store = by_hand.store(_needed(flags["store"], "--store"), flags["endpoint"])
+        keys = by_hand.build_keys(
+            store_ref=store,
+            prepared_key=prepared,
+            baseline_key=flags["baseline"],
+            provider=flags["provider"],
+            threads=flags["threads"],
+            checked=checked,
+        )
+    except EngineFleetError as error:
+        shell.show_failure(error, as_json)
+        raise typer.Exit(error.exit_code) from error
+    hand = keys | checked | {"preparedKey": prepared, "backend": "onnxruntime", "executionProvider": flags["provider"], "store": store}
+    if flags["baseline"]:
+        hand["baselineKey"] = flags["baseline"]
+    return _request(BuildRequest, None, hand | {"holder": by_hand.holder(), "timeoutSeconds": flags["timeout"]}, as_json)
+
+
+def _needed(value: str | None, flag: str) -> str:
+    if value is None:
+        raise typer.BadParameter(f"{flag} is needed")
+    return value
+
+
+Prepared = Annotated[str | None, typer.Option(help="Prepared key, from the report of prepare.")]
+BaselineKey = Annotated[str | None, typer.Option(help="Baseline key, from the report of prepare.")]
+Provider = Annotated[str, typer.Option(help="CPU, CUDA, …")]
+Threads = Annotated[str, typer.Option(help="Threads of the engine, or auto.")]
+
+
+@app.command()
+def build(
+    request: RequestFile = None,
+    as_json: AsJson = False,
+    prepared: Prepared = None,
+    baseline: BaselineKey = None,
+    provider: Provider = "CPU",
+    threads: Threads = "auto",
+    store: Store = None,
+    endpoint: Endpoint = "",
+    validation: Data = None,
+    task: Task = "classification",
+    metric: MetricName = "top1",
+    min_samples: MinSamples = 200,
+    max_drop: MaxDrop = None,
+    minimum: Minimum = None,
+    required_class: Required = None,
+    timeout: Timeout = 3600,
+) -> None:
+    """Build (or adopt) an engine for this machine, publish it, judge it."""
+    _build_or_judge("build", _build_request(request, as_json, prepared, _flags(**locals())), as_json)
+
+
+@app.command()
+def judge(
+    request: RequestFile = None,
+    as_json: AsJson = False,
+    prepared: Prepared = None,
+    baseline: BaselineKey = None,
+    provider: Provider = "CPU",
+    threads: Threads = "auto",
+    store: Store = None,
+    endpoint: Endpoint = "",
+    validation: Data = None,
+    task: Task = "classification",
+    metric: MetricName = "top1",
+    min_samples: MinSamples = 200,
+    max_drop: MaxDrop = None,
+    minimum: Minimum = None,
+    required_class: Required = None,
+    timeout: Timeout = 3600,
+) -> None:
+    """Judge the newest build of an engine on this machine again."""
+    _build_or_judge("judge", _build_request(request, as_json, prepared, _flags(**locals())), as_json)
+
+
+def _flags(*, task: str, metric: str, min_samples: int, max_drop: str | None, minimum: str | None, **others: Any) -> dict[str, Any]:
+    gate = {"task": task, "metric": metric, "min_samples": min_samples, "max_drop": max_drop, "minimum": minimum}
+    return others | {"gate": gate | {"required_classes": others["required_class"] or []}}
+
+
+@app.command()
+def probe(
+    request: RequestFile = None,
+    as_json: AsJson = False,
+    backend: Annotated[str | None, typer.Option(help="onnxruntime")] = None,
+    provider: Provider = "CPU",
+) -> None:
+    """Say which runtime this image loads and what this pod sees of the host."""
+    hand = None if backend is None else {"backend": backend, "executionProvider": provider}
+    wanted = _request(ProbeRequest, request, hand, as_json)
+
+    def work(progress: Progress) -> Any:
+        from .probe import probe as job
+
+        return job(wanted, progress)
+
+    _done(shell.run(work, timeout_seconds=120, as_json=as_json))
+
+
+@app.command()
+def fetch(request: RequestFile = None, as_json: AsJson = False) -> None:
+    """Bring one proven engine to this pod (init container)."""
+    wanted = _request(FetchRequest, request, None, as_json)
+
+    def work(progress: Progress) -> Any:
+        from .fetch import fetch as job
+
+        return job(wanted, progress)
+
+    _done(shell.run(work, timeout_seconds=wanted.timeout_seconds, as_json=as_json))
+
+
+@app.command("runtime-check")
+def runtime_check(
+    request: RequestFile = None,
+    backend: Annotated[str | None, typer.Option(help="onnxruntime, tensorrt or tensorrt-rtx")] = None,
+    version: Annotated[str | None, typer.Option(help="The version that the engine was proven with.")] = None,
+) -> None:
+    """Check that this image holds the runtime that the engine was proven with (init container in the serving image)."""
+    from . import runtime_check as check
+
+    hand = None if backend is None else {"backend": backend, "version": version}
+    wanted = _request(RuntimeCheckRequest, request, hand, False)
+    _done(check.main([wanted.model_dump_json(by_alias=True)]))
+
+
+@app.command()
+def preflight(model: Annotated[Path, typer.Argument(help="An .onnx file.")], as_json: AsJson = False) -> None:
+    """Check a model without spending a build on it; exit code 42 when it cannot be built."""
+    code = EXIT_PERMANENT
+
+    def work(progress: Progress) -> Any:
+        from dataclasses import asdict
+
+        from .prepare.preflight import preflight as job
+
+        nonlocal code
+        progress("preflight")
+        found = job(model)
+        code = EXIT_PERMANENT if any(finding.severity == "error" for finding in found) else 0
+        return {"findings": [asdict(finding) for finding in found]}
+
+    ended = shell.run(work, timeout_seconds=None, as_json=as_json)
+    _done(ended or code)
+
+
+@app.command()
+def inspect(path: Annotated[Path, typer.Argument(help="An .onnx file, an engine or its folder.")], as_json: AsJson = False) -> None:
+    """Show what a model or engine is: inputs, outputs, operators, precision."""
+
+    def work(progress: Progress) -> Any:
+        from .build.inspect import inspect as job
+
+        progress("inspect")
+        return job(path)
+
+    _done(shell.run(work, timeout_seconds=None, as_json=as_json))
+
+
+@app.command()
+def serve(
+    engine: Annotated[Path, typer.Option(envvar="ENGINEFLEET_ENGINE_PATH", help="Folder with engine.json.")] = Path("/engine"),
+    host: Annotated[str, typer.Option(envvar="ENGINEFLEET_HOST")] = "0.0.0.0",  # noqa: S104 - a server in a pod
+    port: Annotated[int, typer.Option(envvar="ENGINEFLEET_PORT")] = 8080,
+) -> None:
+    """Serve an engine by the Open Inference Protocol v2 (HTTP)."""
+    from .serve.engine import load
+
+    try:
+        loaded = load(engine)
+    except EngineFleetError as error:
+        write_termination(failed(error, []), termination_log())
+        shell.show_failure(error, as_json=False)
+        raise typer.Exit(error.exit_code) from error
+    from .serve.app import serve as run_server
+
+    print(f"serving {loaded.name} ({loaded.manifest.blob}) on {host}:{port}", file=sys.stderr, flush=True)
+    run_server(loaded, host, port)
+
+
+def run() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    run()
