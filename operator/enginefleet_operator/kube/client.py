@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar, overload
 
 import aiohttp
 
@@ -30,10 +30,6 @@ Listed: TypeAlias = tuple[list[T], str]
 """Projections and the resourceVersion to watch from."""
 Observer = Callable[[str, str, int], None]
 """Told of each answered request: verb, kind, HTTP status (0: no answer)."""
-
-
-def _as_it_is(obj: Object) -> Object:
-    return obj
 
 
 class ApiClient:
@@ -69,6 +65,12 @@ class ApiClient:
         except NotFound:
             return None
 
+    @overload
+    async def list(
+        self, resource: Resource, namespace: str = "", *, label_selector: str = "", field_selector: str = "", page: int = PAGE
+    ) -> Listed[Object]: ...
+
+    @overload
     async def list(
         self,
         resource: Resource,
@@ -77,8 +79,19 @@ class ApiClient:
         label_selector: str = "",
         field_selector: str = "",
         page: int = PAGE,
-        project: Callable[[Object], T] = _as_it_is,  # type: ignore[assignment]
-    ) -> Listed[T]:
+        project: Callable[[Object], T],
+    ) -> Listed[T]: ...
+
+    async def list(
+        self,
+        resource: Resource,
+        namespace: str = "",
+        *,
+        label_selector: str = "",
+        field_selector: str = "",
+        page: int = PAGE,
+        project: Callable[[Object], Any] = lambda obj: obj,
+    ) -> Listed[Any]:
         """All objects, fetched in chunks and projected chunk by chunk, and the resourceVersion to watch from.
 
         Items get the apiVersion and kind that the API server leaves out in lists. When the chunks expire halfway (410) it starts over
