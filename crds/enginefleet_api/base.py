@@ -74,7 +74,9 @@ def seconds(duration: str) -> float:
 
 
 def fraction(text: str) -> float:
-    """The value of `0.5` or `1/255`."""
+    """The value of `0.5` or `1/255`; ValueError for other text."""
+    if not re.fullmatch(FRACTION_PATTERN, text):
+        raise ValueError(f"{text!r} is neither a decimal nor a fraction: write it like 0.5 or 1/255")
     numerator, _, denominator = text.partition("/")
     return float(Decimal(numerator) / Decimal(denominator or "1"))
 
@@ -85,8 +87,9 @@ _SUFFIX = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15} 
 
 
 def quantity(text: str) -> float:
-    """The value of a Kubernetes quantity (`1Gi`, `500m`, `2`)."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([a-zA-Z]*)", text)
-    if not match or (match[2] != "m" and match[2] not in _SUFFIX):
+    """The value of a Kubernetes quantity (`1Gi`, `500m`, `2`); ValueError for other text."""
+    if not re.fullmatch(QUANTITY_PATTERN, text):
         raise ValueError(f"{text!r} is not a quantity: write it like 500m, 2 or 1Gi")
-    return float(match[1]) * (0.001 if match[2] == "m" else _SUFFIX[match[2]])
+    number = text.rstrip("kKMGTPim")
+    suffix = text[len(number) :]
+    return float(number) * (0.001 if suffix == "m" else _SUFFIX[suffix])

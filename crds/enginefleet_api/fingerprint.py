@@ -88,6 +88,8 @@ def has_unknown(facts: Json) -> bool:
     """Whether any hard fact is unknown (null) at any depth; such an engine is for that one node only."""
     if isinstance(facts, Mapping):
         return any(has_unknown(value) for value in facts.values())
+    if isinstance(facts, list | tuple):
+        return any(has_unknown(value) for value in facts)
     return facts is None
 
 

@@ -7,6 +7,7 @@ variables `ENGINEFLEET_<WHO>_ACCESS_KEY_ID` and `…_SECRET_ACCESS_KEY`, WHO bei
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
 from pydantic import Field
@@ -20,6 +21,23 @@ REQUEST_VARIABLE = "ENGINEFLEET_REQUEST"
 REPORT_LIMIT = 4000
 """The kubelet keeps 4096 bytes of a termination message."""
 TERMINATION_LOG = "/dev/termination-log"
+
+
+def clip(text: str, size: int) -> str:
+    """`text` if its JSON form has at most `size` bytes, else its beginning and `…`; text without a UTF-8 form (lone surrogates) gets `?`."""
+    text = text.encode("utf-8", "replace").decode()
+    if _json_size(text) <= size:
+        return text
+    room = size - _json_size("…")
+    for end, character in enumerate(text):
+        room -= _json_size(character)
+        if room < 0:
+            return text[:end] + "…"
+    return text
+
+
+def _json_size(text: str) -> int:
+    return len(json.dumps(text, ensure_ascii=False).encode()) - len('""')
 
 
 class StoreRef(Contract):
@@ -213,28 +231,38 @@ class Termination(Contract):
     failure: JobFailure | None = None
 
     def to_message(self, limit: int = REPORT_LIMIT) -> str:
-        """JSON of at most `limit` bytes: long lists lose their tail first (log lines, notes, warnings), then long texts are cut."""
-        for keep, width in ((20, 2000), (8, 400), (3, 200), (0, 120)):
-            text = self._cut(keep, width).model_dump_json(by_alias=True, exclude_none=True)
-            if len(text.encode()) <= limit:
-                return text
-        raise ValueError(f"report of {len(text.encode())} bytes does not fit into {limit}")
+        """JSON of at most `limit` bytes. Lines for people (log, notes, warnings, reasons) are cut first, then what the store holds too.
 
-    def _cut(self, keep: int, width: int) -> Termination:
-        def cut(lines: list[str]) -> list[str]:
-            return [line[:width] for line in (lines[-keep:] if keep else [])]
+        Raises ValueError when the rest is too large even so: keys, digests and the facts of a probe are never cut.
+        """
+        for lines, width, text in ((20, 2000, 2000), (8, 400, 1600), (3, 200, 1200), (0, 120, 800)):
+            message = self._cut(lines, width, text).model_dump_json(by_alias=True, exclude_none=True)
+            if len(message.encode()) <= limit:
+                return message
+        raise ValueError(f"a report of {len(message.encode())} bytes does not fit into {limit}, with all texts for people cut")
 
+    def _cut(self, lines: int, width: int, text: int) -> Termination:
+        """At most `lines` lines of `width` bytes in each list, the last ones; at most `text` bytes in a sentence."""
+
+        def cut(items: list[str]) -> list[str]:
+            return [clip(item, width) for item in items[-lines:]] if lines else []
+
+        last = not lines
         report, failure = self.report, self.failure
         if failure is not None:
-            changes = {"log_tail": cut(failure.log_tail), "notes": cut(failure.notes), "message": failure.message[: max(width, 600)]}
+            changes: dict[str, Any] = {"log_tail": cut(failure.log_tail), "notes": cut(failure.notes)}
+            changes |= {"reason": clip(failure.reason, 128), "message": clip(failure.message, text), "hint": clip(failure.hint, text)}
             failure = failure.model_copy(update=changes)
         if isinstance(report, PrepareReport):
             baseline = report.baseline
-            if baseline is not None and keep <= 8:
+            if baseline is not None and lines <= 8:
                 baseline = baseline.model_copy(update={"per_class": {}, "class_samples": {}})
             report = report.model_copy(update={"notes": cut(report.notes), "baseline": baseline})
         elif isinstance(report, BuildReport):
-            report = report.model_copy(update={"warnings": cut(report.warnings), "reasons": [r[:width] for r in report.reasons[:8]]})
+            changes = {"warnings": cut(report.warnings), "reasons": [clip(reason, width) for reason in report.reasons[: 4 if last else 8]]}
+            if last:
+                changes |= {"latency": report.latency[:4], "durations": {}}
+            report = report.model_copy(update=changes)
         return self.model_copy(update={"report": report, "failure": failure})
 
     @classmethod

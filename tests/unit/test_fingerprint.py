@@ -1,0 +1,227 @@
+"""From the text of /proc/cpuinfo to a fingerprint. The excerpts are written by hand after the named sources, and cut to what matters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from enginefleet_api.fingerprint import (
+    HOST_FACT_NAMES,
+    RUNTIME_FACT_NAMES,
+    SIMULATED_MARK,
+    combine,
+    cpu_model,
+    has_unknown,
+    host_digest,
+    host_facts,
+    identify,
+    parse_cpuinfo,
+    summary,
+)
+
+# names of flags: arch/x86/include/asm/cpufeatures.h of Linux 6.12
+X86 = """\
+processor	: 0
+vendor_id	: GenuineIntel
+model name	: Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz
+flags		: fpu vme sse4_2 fma avx avx2 avx512f avx512_vnni amx_bf16 avx_vnni avx512_bf16 amx_tile amx_int8
+vmx flags	: vnmi preemption_timer
+bugs		: spectre_v1 avx2_is_no_bug
+
+processor	: 1
+model name	: Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz
+flags		: fpu vme sse4_2 fma avx avx2 avx512f avx512_vnni amx_bf16 avx_vnni avx512_bf16 amx_tile amx_int8
+"""
+# names of features: arch/arm64/kernel/cpuinfo.c of Linux 6.12; a Cortex-A76 board, whose "Model" line stands at the end, once
+ARM = """\
+processor	: 0
+BogoMIPS	: 108.00
+Features	: fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp
+CPU implementer	: 0x41
+CPU part	: 0xd0b
+
+Revision	: d04170
+Model		: Raspberry Pi 5 Model B Rev 1.0
+"""
+# invented: two clusters of unlike cores
+BIG_LITTLE = """\
+processor : 0
+Features  : fp asimd asimdhp asimddp i8mm bf16
+processor : 4
+Features  : fp asimd asimdhp sve
+"""
+RISCV = "processor\t: 0\nhart\t\t: 0\nisa\t\t: rv64imafdcv\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "machine", "isa"),
+    [
+        (X86, "x86_64", ["amx_bf16", "amx_int8", "amx_tile", "avx2", "avx512_bf16", "avx512_vnni", "avx512f", "avx_vnni", "fma"]),
+        (ARM, "aarch64", ["dotprod", "fp16", "neon"]),
+        (BIG_LITTLE, "aarch64", ["fp16", "neon"]),
+        ("flags : fpu sse2\n", "x86_64", []),
+        ("flags\t\t:\n", "x86_64", []),
+        ("flags : avx2\nflags :\n", "x86_64", []),
+        (X86, "aarch64", []),
+        (RISCV, "riscv64", None),
+        ("", "x86_64", None),
+        ("no colon here\n\0\n", "x86_64", None),
+        ("model name : flags: avx2\n", "x86_64", None),
+    ],
+    ids=[
+        "x86-64: flags in any order, not those of vmx or bugs",
+        "ARM: by the names of the fingerprint",
+        "unlike cores: what all of them have",
+        "an old processor: none of interest",
+        "a line without flags",
+        "one processor without flags",
+        "flags of another machine",
+        "a machine whose file has no flags: unknown",
+        "an empty file: unknown",
+        "not such a file: unknown",
+        "a model's name that looks like flags",
+    ],
+)
+def test_instruction_sets(text: str, machine: str, isa: list[str] | None) -> None:
+    assert parse_cpuinfo(text, machine) == {"isa": isa}
+
+
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [
+        (X86, "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz"),
+        (ARM, "Raspberry Pi 5 Model B Rev 1.0"),
+        (RISCV, None),
+        ("model name :\nmodel name : second\n", "second"),
+        ("", None),
+    ],
+)
+def test_cpu_model(text: str, model: str | None) -> None:
+    assert cpu_model(text) == model
+
+
+def test_the_name_of_a_processor_is_no_fact() -> None:
+    """Two processors that run the same kernels share engines."""
+    other = X86.replace("Platinum 8481C", "Gold 6430").replace("vnmi", "")
+
+    assert host_facts(os="linux", machine="x86_64", cpuinfo=X86) == host_facts(os="linux", machine="x86_64", cpuinfo=other)
+
+
+SIMULATED = f"model name : {SIMULATED_MARK} Orin NX\nflags : avx2 fma\n"
+RUNTIME: dict[str, Any] = {"backend": "onnxruntime", "backendVersion": "1.24.4", "executionProvider": "CPU"}
+
+
+def test_simulated_hardware_never_has_the_fingerprint_of_real_hardware() -> None:
+    real = host_facts(os="linux", machine="x86_64", cpuinfo=SIMULATED.replace(SIMULATED_MARK, "Intel"))
+    simulated = host_facts(os="linux", machine="x86_64", cpuinfo=SIMULATED)
+
+    assert "simulated" not in real
+    assert {name: simulated[name] for name in real} == real
+    assert identify(combine(simulated, RUNTIME)) != identify(combine(real, RUNTIME))
+    assert host_digest(simulated) != host_digest(real)
+    assert summary(combine(simulated, RUNTIME)).startswith("SIMULATED ")
+
+
+@given(st.text(max_size=20), st.text(max_size=20))
+def test_two_simulated_models_are_told_apart(a: str, b: str) -> None:
+    one, other = ({"arch": "x86_64", "simulated": f"{SIMULATED_MARK} {name!a}"} for name in (a, b))
+
+    assert (identify(combine(one, RUNTIME)) == identify(combine(other, RUNTIME))) is (a == b)
+
+
+def test_agent_and_build_job_come_to_the_same_id_whatever_the_order() -> None:
+    host = host_facts(os="linux", machine="x86_64", cpuinfo=X86)
+
+    assert identify(combine(host, RUNTIME)) == identify(combine(dict(reversed(host.items())), dict(reversed(RUNTIME.items()))))
+
+
+def test_only_named_facts_enter_a_fingerprint() -> None:
+    """What else an observer reports (kernel, driver) is context."""
+    host = host_facts(os="linux", machine="x86_64", cpuinfo=X86)
+    facts = combine(host | {"kernel": "6.12"}, RUNTIME | {"wheel": "cp311"})
+
+    assert facts == combine(host, RUNTIME)
+    assert set(facts) <= {*HOST_FACT_NAMES, *RUNTIME_FACT_NAMES}
+
+
+def test_facts_that_a_host_does_not_have_are_left_out() -> None:
+    """So that a new kind of fact changes no fingerprint of hosts without it."""
+    assert "gpus" not in combine(host_facts(os="linux", machine="x86_64", cpuinfo=X86), RUNTIME)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("backend", "tensorrt"), ("backendVersion", "1.24.5"), ("executionProvider", "OpenVINO"), ("backendVersion", None)]
+)
+def test_each_fact_of_the_runtime_decides(name: str, value: str | None) -> None:
+    host = host_facts(os="linux", machine="x86_64", cpuinfo=X86)
+
+    assert identify(combine(host, RUNTIME | {name: value})) != identify(combine(host, RUNTIME))
+
+
+def test_a_thread_setting_decides_unless_it_is_the_default() -> None:
+    host = host_facts(os="linux", machine="x86_64", cpuinfo=X86)
+
+    assert identify(combine(host, RUNTIME, threads="4")) != identify(combine(host, RUNTIME))
+    assert identify(combine(host, RUNTIME, threads="auto")) == identify(combine(host, RUNTIME))
+
+
+def test_golden_fingerprint() -> None:
+    """A change here takes the engines away from every fleet."""
+    host = host_facts(os="linux", machine="x86_64", cpuinfo="flags : avx2 fma\n")
+
+    assert identify(combine(host, RUNTIME)) == "fp-2877716c94c2c77c"
+    assert host_digest(host) == "host-a253f9ebf71c074a"
+
+
+@pytest.mark.parametrize(
+    ("facts", "unknown"),
+    [
+        ({}, False),
+        ({"arch": "x86_64", "cpu": {"isa": []}}, False),
+        ({"arch": None}, True),
+        ({"cpu": {"isa": None}}, True),
+        ({"gpus": [{"name": "Orin", "computeCapability": None}]}, True),
+        ({"gpus": ({"sms": (None,)},)}, True),
+        ({"arch": "None", "version": "", "count": 0, "ecc": False}, False),
+    ],
+)
+def test_unknown_facts_are_seen_at_any_depth(facts: Any, unknown: bool) -> None:
+    assert has_unknown(facts) is unknown
+
+
+def test_unknown_is_a_value_of_its_own() -> None:
+    unknown, none = (host_facts(os="linux", machine="x86_64", cpuinfo=text) for text in ("", "flags :\n"))
+
+    assert has_unknown(unknown)
+    assert not has_unknown(none)
+    assert identify(combine(unknown, RUNTIME)) != identify(combine(none, RUNTIME))
+
+
+@pytest.mark.parametrize(
+    ("facts", "line"),
+    [
+        (
+            combine(host_facts(os="linux", machine="x86_64", cpuinfo="flags : fma avx2\n"), RUNTIME, threads="4"),
+            "x86_64 CPU (avx2, fma), ONNX Runtime 1.24.4 CPU, 4 threads",
+        ),
+        (combine(host_facts(os="linux", machine="x86_64", cpuinfo=""), {}), "x86_64 CPU (instruction sets unknown)"),
+        (
+            combine(host_facts(os="linux", machine="x86_64", cpuinfo="flags :\n"), RUNTIME | {"backendVersion": None}),
+            "x86_64 CPU (baseline), ONNX Runtime of unknown version CPU",
+        ),
+        ({}, "unknown machine CPU (instruction sets unknown)"),
+    ],
+)
+def test_summary(facts: Any, line: str) -> None:
+    assert summary(facts) == line
+
+
+@given(st.text(max_size=400), st.sampled_from(["x86_64", "aarch64", "riscv64", ""]))
+def test_any_text_gives_facts_that_can_be_hashed(text: str, machine: str) -> None:
+    isa = parse_cpuinfo(text, machine)["isa"]
+
+    assert isa is None or isa == sorted(set(isa))  # type: ignore[arg-type]
+    assert identify({"cpu": {"isa": isa}}).startswith("fp-")
