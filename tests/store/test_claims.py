@@ -32,16 +32,14 @@ def acquire_when_free(store: Store, holder: str, seconds: float) -> HeldClaim:
 
 
 def test_of_twenty_processes_one_has_the_claim(place: Place) -> None:
-    place.open()
-
-    def claim(number: int) -> str:
+    def claim(store: Store, number: int) -> str:
         try:
-            acquire(place.open(writes=False), KEY, f"builder-{number}", 60)
+            acquire(store, KEY, f"builder-{number}", 60)
         except ClaimHeld:
             return "held"
         return f"builder-{number}"
 
-    answers = race(20, claim)
+    answers = race(place, 20, claim)
     winners = [answer for answer in answers if answer != "held"]
     assert len(winners) == 1, answers
     assert standing(place.open()).holder == winners[0]
@@ -51,14 +49,14 @@ def test_of_twenty_processes_one_takes_over_an_expired_claim(place: Place) -> No
     store = place.open()
     store.put_if_absent(layout.claim(KEY), Claim(holder="dead", heartbeat="1", expires="2").model_dump_json(by_alias=True).encode())
 
-    def claim(number: int) -> str:
+    def claim(store: Store, number: int) -> str:
         try:
-            acquire(place.open(writes=False), KEY, f"builder-{number}", 60)
+            acquire(store, KEY, f"builder-{number}", 60)
         except ClaimHeld:
             return "held"
         return f"builder-{number}"
 
-    answers = race(20, claim)
+    answers = race(place, 20, claim)
     assert len([answer for answer in answers if answer != "held"]) == 1, answers
     assert standing(store).takeovers == 1
 

@@ -92,9 +92,8 @@ def test_a_download_of_an_absent_object_says_so(place: Place, tmp_path: Path) ->
 
 
 def test_of_twenty_processes_one_creates_the_object(place: Place) -> None:
-    place.open()
     bodies = [secrets.token_bytes(100_000) for _ in range(20)]
-    won = race(20, lambda number: (number, place.open(writes=False).put_if_absent("race/k", bodies[number])))
+    won = race(place, 20, lambda store, number: (number, store.put_if_absent("race/k", bodies[number])))
     winners = [number for number, created in won if created is True]
     stored = place.open().get("race/k")
     assert stored is not None
@@ -107,7 +106,7 @@ def test_of_twenty_processes_one_replaces_the_version(place: Place) -> None:
     store.put_if_absent("race/k", b"0")
     version = store.version("race/k")
     assert version is not None
-    won = race(20, lambda number: place.open(writes=False).replace_if("race/k", version, b"%d" % number))
+    won = race(place, 20, lambda racer, number: racer.replace_if("race/k", version, b"%d" % number))
     assert len([etag for etag in won if etag is not None]) == 1, won
 
 
