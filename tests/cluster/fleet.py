@@ -47,12 +47,13 @@ class OperatorProcess:
         assert self._process is None
         path = os.pathsep.join(str(ROOT / part) for part in ("crds", "operator"))
         argv = [sys.executable, "-m", "enginefleet_operator.app", "--kubeconfig", str(server or self.kubeconfig)]
-        # a short lease: a killed holder is followed in three seconds
-        given = {"retry-base": "1", "lease-seconds": "3", "host": "127.0.0.1", "port": "0"} | {k.replace("_", "-"): v for k, v in flags.items()}
+        given = {"retry-base": "1", "lease-seconds": "45", "host": "127.0.0.1", "port": "0"} | {k.replace("_", "-"): v for k, v in flags.items()}
         for name, value in given.items():
             argv += [f"--{name}", value]
+        # like a container that restarts in its pod: it takes its own lease up at once
+        env = {"PYTHONPATH": path, "POD_NAME": "operator-0"}
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | {"PYTHONPATH": path})
+            self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | env)
 
     @property
     def pid(self) -> int:

@@ -1,13 +1,107 @@
-"""The whole chain on a real control plane: apply, prepare, build, gate, publish, serve; then again, and across a restart."""
+"""The whole chain on a real control plane: apply, prepare, build, gate, publish, serve; each flow twice and across a restart."""
 
 from __future__ import annotations
 
-from .fleet import Fleet, Site
+import itertools
+from datetime import UTC, datetime
+
+import pytest
+
+from demo.inference import infer, load_samples
+
+from .fleet import MNIST, Fleet, Site
 
 
-def test_apply_leads_to_serving_pods_on_every_node_of_the_class(site: Site) -> None:
+def test_apply_leads_to_serving_pods_and_a_right_answer(fleet: Fleet, site: Site) -> None:
     site.apply_all()
     found = site.wait_ready()
     assert found["status"]["engines"] == "1/1"
     assert found["status"]["rollout"] == "2/2"
     assert {p["spec"]["nodeName"] for p in site.pods()} == {"node-a1", "node-a2"}
+    samples, labels = load_samples(MNIST / "validation.npz")
+    address = fleet.cluster.relay(f"{site.pods()[0]['status']['podIP']}:8080")
+    answers = [infer(address, site.name, samples[i : i + 1])[0] for i in range(10)]
+    assert sum(a == int(labels[i]) for i, a in enumerate(answers)) >= 9
+
+
+def test_the_same_spec_applied_again_makes_no_job_and_no_write(fleet: Fleet, site: Site) -> None:
+    site.apply_all()
+    site.wait_ready()
+    fleet.quiet(site, 1.0)
+    since = datetime.now(UTC)
+    site.apply_all()
+    fleet.quiet(site)
+    assert [w for w in fleet.operator_writes(since) if site.namespace in w or "node" in w] == []
+
+
+def test_an_operator_restart_changes_nothing(fleet: Fleet, site: Site) -> None:
+    site.apply_all()
+    site.wait_ready()
+    fleet.quiet(site, 1.0)
+    before = site.versions()
+    since = datetime.now(UTC)
+    fleet.operator.restart()
+    fleet.wait("the new operator leads", lambda: "leading:" in fleet.operator.log.read_text().rpartition("starting")[2] or None, 20)
+    fleet.quiet(site)
+    assert site.versions() == before
+    assert fleet.operator_writes(since) == []
+
+
+KINDS = ("secret", "store", "class", "model")
+ORDERS = [order for index, order in enumerate(itertools.permutations(KINDS)) if index % 4 == 1]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids="-".join)
+def test_any_order_of_apply_ends_in_the_same_state(fleet: Fleet, site: Site, order: tuple[str, ...]) -> None:
+    documents = {"secret": site.secret(), "store": site.store(), "class": site.hwc(), "model": site.mdep()}
+    fleet.apply(site.namespace_object())
+    for kind in order:
+        fleet.apply(documents[kind])
+        if "model" in order[: order.index(kind) + 1]:
+            # the operator has looked at the incomplete set before the next piece comes
+            fleet.wait("the operator has seen it", lambda: (site.get() or {}).get("status", {}).get("observedGeneration") == 1, 20)
+    site.wait_ready()
+    assert site.end_state() | {"builds": 1} == {"builds": 1, "workloads": 1, "pods": ["node-a1", "node-a2"], "ready": "True", "rollout": "2/2"}
+
+
+def test_a_gate_that_fails_leaves_no_engine_no_pod_and_one_line_that_says_why(site: Site) -> None:
+    site.apply_all(validation={"uri": "s3://models/mnist/validation.npz", "minSamples": 200, "acceptance": {"minimum": "0.999"}})
+    condition = site.wait_reason("GateFailed", "Stalled")
+    assert "0.999" in condition["message"]
+    assert "\n" not in condition["message"]
+    assert site.pods() == []
+    assert site.workloads() == []
+    # a lower threshold judges the engine that is there: no second compilation
+    site.fleet.apply(site.mdep())
+    site.wait_ready()
+    assert [b["status"]["engine"]["adopted"] for b in site.builds() if b["status"]["phase"] == "Passed"] == [True]
+
+
+def test_int8_is_quantized_proven_and_served(site: Site) -> None:
+    site.apply_all(precision="int8", calibration={"uri": "s3://models/mnist/calibration.npz", "minSamples": 200})
+    site.wait_ready(120)
+    accuracy = site.builds()[0]["status"]["accuracy"]
+    assert float(accuracy["value"]) > 0.95
+    assert accuracy["baseline"] is not None
+
+
+def test_a_changed_runtime_image_is_built_and_proven_while_the_old_pods_serve(fleet: Fleet, site: Site) -> None:
+    site.apply_all()
+    site.wait_ready()
+    old = {p["metadata"]["name"]: p["metadata"]["uid"] for p in site.pods()}
+    fleet.apply(site.hwc("enginefleet/runtime:ort-1.23"))
+
+    def moved_early() -> bool:
+        passed = [b for b in site.builds() if b["spec"]["image"].endswith("1.23") and b["status"].get("phase") == "Passed"]
+        return not passed and {p["metadata"]["uid"] for p in site.pods()} != set(old.values())
+
+    early: list[bool] = []
+
+    def done() -> bool:
+        early.append(moved_early())
+        images = {p["spec"]["containers"][0]["image"] for p in site.pods()}
+        return images == {"enginefleet/runtime:ort-1.23"} and site.settled() is not None and len(site.pods()) == 2
+
+    fleet.wait("both nodes serve with the new runtime", done, 120)
+    assert not any(early)
+    assert len(site.workloads()) == 1

@@ -1,0 +1,103 @@
+"""A proxy before the API server that counts the operator's writes and kills it right after the one that it was told to.
+
+The write has happened when the operator dies, and its answer never arrives: the moment that a controller must survive everywhere.
+"""
+
+from __future__ import annotations
+
+import http.client
+import http.server
+import ssl
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+
+
+class KillProxy:
+    """Plain HTTP on loopback in front of `server` (https URL, CA file). `arm(n, kill)`: call `kill` after the n-th write from then on.
+
+    Leases and events are not counted: they decide nothing.
+    """
+
+    def __init__(self, server: str, ca_file: str) -> None:
+        parts = urlsplit(server)
+        self._host, self._port = str(parts.hostname), int(parts.port or 443)
+        self._tls = ssl.create_default_context(cafile=ca_file)
+        self._lock = threading.Lock()
+        self._left, self._kill = 0, lambda: None
+        self.writes: list[str] = []
+        proxy = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, format: str, *args: object) -> None:
+                """The operator's own log says enough."""
+
+            def _forward(self) -> None:
+                proxy.forward(self)
+
+            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _forward
+
+        class Server(http.server.ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, request: object, client_address: object) -> None:
+                """A killed client leaves broken pipes behind."""
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def arm(self, writes: int, kill: Callable[[], None]) -> None:
+        with self._lock:
+            self._left, self._kill, self.writes = writes, kill, []
+
+    def forward(self, request: http.server.BaseHTTPRequestHandler) -> None:
+        body = request.rfile.read(int(request.headers.get("Content-Length", "0")))
+        upstream = http.client.HTTPSConnection(self._host, self._port, context=self._tls, timeout=400)
+        headers = {k: v for k, v in request.headers.items() if k.lower() not in ("host", "connection", "accept-encoding")}
+        try:
+            upstream.request(request.command, request.path, body or None, headers)
+            response = upstream.getresponse()
+            if request.command in WRITES and response.status < 300 and self._counted(request):
+                return
+            request.send_response(response.status)
+            request.send_header("Content-Type", response.headers.get("Content-Type", "application/json"))
+            request.send_header("Connection", "close")
+            request.end_headers()
+            while chunk := response.read1(65536):
+                request.wfile.write(chunk)
+                request.wfile.flush()
+        finally:
+            request.close_connection = True
+            upstream.close()
+
+    def _counted(self, request: http.server.BaseHTTPRequestHandler) -> bool:
+        """Whether this write was the last one that the operator lives to do."""
+        path = urlsplit(request.path).path
+        if "/leases" in path or path.endswith("/events"):
+            return False
+        with self._lock:
+            self.writes.append(f"{request.command} {path}")
+            self._left -= 1
+            if self._left != 0:
+                return False
+            self._kill()
+            return True
