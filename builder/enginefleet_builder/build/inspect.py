@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from ..prepare import model as models
+from ..sources import model_files
 from ..store.base import sha256_of
 
 
 def inspect(path: Path) -> dict[str, Any]:
-    """Operators with their number, opsets, inputs and outputs, Q/DQ nodes, metadata, external data. Raises PermanentError `NotAModel`."""
+    """Operators with their number, opsets, inputs and outputs, Q/DQ nodes, metadata, external data.
+
+    `path`: a file, or a folder with one model or an engine. Raises PermanentError `NotAModel`, `ModelNotFound`, `ModelAmbiguous`.
+    """
+    path = model_files(path) if path.is_dir() else path
     model = models.read_model(path)
     operators = Counter(f"{node.domain}.{node.op_type}" if node.domain else node.op_type for node in models.nodes(model))
     return {

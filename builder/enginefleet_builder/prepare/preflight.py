@@ -49,6 +49,15 @@ class Subject:
     """True when the scales are meant to be in the file (calibration from the model)."""
 
 
+def preflight(path: Path) -> list[Finding]:
+    """All findings of the .onnx file at `path` on its own, without data or profiles but for what every target needs."""
+    try:
+        model = models.read_model(path)
+    except EngineFleetError as error:
+        return [Finding.of(error)]
+    return check(Subject(path, model, "fp32", [], quantized_allowed=True))
+
+
 def check(subject: Subject) -> list[Finding]:
     return [finding for one in CHECKS for finding in one(subject)]
 
