@@ -198,8 +198,10 @@ KEYS: Mapping[str, Key] = {
             "metric": "top1",
             "task": "classification",
         },
-        '{"kind":"baseline","schema":1,"value":{"decoder":{"kind":"logits"},"metric":"top1","model":"sha256:m","task":"classification",'
-        '"validation":"sha256:v","version":1}}',
+        (
+            '{"kind":"baseline","schema":1,"value":{"decoder":{"kind":"logits"},"metric":"top1","model":"sha256:m","task":"classification",'
+            '"validation":"sha256:v","version":1}}'
+        ),
         {
             "model": "sha256:n",
             "validation": "sha256:w",
@@ -217,7 +219,7 @@ KEYS: Mapping[str, Key] = {
         {"baseline": "c", "acceptance": {"minimum": "0.91"}},
     ),
     "revision": (
-        lambda **values: revision_id(**values),
+        revision_id,
         {"model": "sha256:m", "precision": "int8", "recipes": {"prepare": 1, "engine": 1}, "calibration": None},
         '{"kind":"revision","schema":1,"value":{"model":"sha256:m","precision":"int8","recipes":{"engine":1,"prepare":1}}}',
         {"model": "sha256:n", "precision": "fp32", "recipes": {"prepare": 1, "engine": 2}, "calibration": "sha256:c"},

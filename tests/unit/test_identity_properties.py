@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from enginefleet_api.identity import SAFE_INTEGER, canonical_json, digest, engine_key, key_of, object_name, tree_digest, without_defaults
 
-TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 INTEGERS = st.integers(-SAFE_INTEGER, SAFE_INTEGER)
 LEAVES = st.none() | st.booleans() | INTEGERS | TEXT
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4), max_leaves=12)
 OBJECTS = st.dictionaries(TEXT, VALUES, max_size=5)
 SHA = st.text("0123456789abcdef", min_size=64, max_size=64)
-PART = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="/\\\n\r\0"), min_size=1, max_size=8).filter(
+PART = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\\\n\r\0"), min_size=1, max_size=8).filter(
     lambda part: part not in (".", "..")
 )
 PATHS = st.lists(PART, min_size=1, max_size=3).map("/".join)
@@ -70,7 +70,7 @@ def test_keys_are_in_the_order_of_utf16_code_units(value: dict[str, Any]) -> Non
     )
 
 
-@given(st.text(st.characters(categories=("Cs",)), min_size=1, max_size=2), TEXT, st.booleans())
+@given(st.text(st.characters(categories=["Cs"]), min_size=1, max_size=2), TEXT, st.booleans())
 def test_lone_surrogates_are_refused_wherever_they_stand(surrogates: str, around: str, as_key: bool) -> None:
     text = around + surrogates + around
     assume("\ud800" <= text and any("\ud800" <= character <= "\udfff" for character in text))
@@ -80,12 +80,12 @@ def test_lone_surrogates_are_refused_wherever_they_stand(surrogates: str, around
 
 
 @given(st.floats(), VALUES)
-def test_floats_are_refused_wherever_they_stand(number: float, beside: Any) -> None:
+def test_floats_are_refused_wherever_they_stand(number: Any, beside: Any) -> None:
     with pytest.raises(TypeError, match="write decimals as strings"):
         canonical_json({"a": [beside, {"b": number}]})
 
 
-@given(st.integers().filter(lambda number: abs(number) > SAFE_INTEGER))
+@given(st.integers(min_value=SAFE_INTEGER + 1) | st.integers(max_value=-SAFE_INTEGER - 1))
 def test_integers_that_others_would_round_are_refused(number: int) -> None:
     with pytest.raises(ValueError, match="write it as a string"):
         canonical_json([number])
