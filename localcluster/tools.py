@@ -35,7 +35,7 @@ PROVIDED = {
 """tool -> (package in tools.lock, where the tool lies inside the installed package)"""
 PROGRAMS = {"localnode": "node", "s3server": "s3server"}
 """our own Go programs -> their module folder"""
-FIRST_BUILD = {"localnode": "4 to 11 minutes on 2 cores, 2.2 GB of memory, the first time only", "s3server": "about a minute the first time"}
+FIRST_BUILD = {"localnode": "4 to 11 minutes on 2 cores, 2.2 GB of memory, the first time only", "s3server": "1 to 5 minutes, the first time only"}
 
 
 def cache_dir() -> Path:
