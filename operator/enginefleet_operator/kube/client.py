@@ -39,6 +39,8 @@ class ApiClient:
         self._access = access
         self._observer = observer
         self._session: aiohttp.ClientSession | None = None
+        self._retired: aiohttp.ClientSession | None = None
+        self._renewals = 0
         self.writes = 0
 
     @classmethod
@@ -46,9 +48,10 @@ class ApiClient:
         return cls(await Access.load(kubeconfig), observer=observer)
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        for session in (self._session, self._retired):
+            if session is not None:
+                await session.close()
+        self._session = self._retired = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -219,6 +222,7 @@ class ApiClient:
     ) -> Object:
         what = f"{verb.upper()} {path.partition('/' + resource.version + '/')[2]}"
         for last in (False, False, True):
+            renewals = self._renewals
             try:
                 async with self._request(
                     method, verb, resource, path, query=query, body=body, content_type=content_type, limits=REQUEST_TIMEOUT, what=what
@@ -232,7 +236,7 @@ class ApiClient:
             except Forbidden as error:
                 if last or error.code != 401:
                     raise
-                await self._renew()
+                await self._renew(renewals)
         raise AssertionError("the last round returns or raises")
 
     @asynccontextmanager
@@ -255,7 +259,7 @@ class ApiClient:
             self.writes += 1
         headers = self._access.headers() | ({"Content-Type": content_type} if body is not None else {})
         data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
-        code = 0
+        code, renewals = 0, self._renewals
         try:
             async with self._session.request(
                 method, self._access.server + path, params=query, data=data, headers=headers, timeout=limits,
@@ -266,7 +270,7 @@ class ApiClient:
                     raise error_of(code, _status(await response.read()), what, _retry_after(response))
                 yield response
         except aiohttp.ClientConnectorCertificateError as error:
-            await self._renew()
+            await self._renew(renewals)
             raise ApiUnavailable(f"{what}: the API server's certificate is not signed by the known CA: {error}") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ApiUnavailable(f"{what}: no answer from {self._access.server}: {error!r}") from error
@@ -274,10 +278,17 @@ class ApiClient:
             if self._observer is not None:
                 self._observer(verb, resource.kind, code)
 
-    async def _renew(self) -> None:
-        """Take up new credentials; requests under way on the old session fail and are retried by their callers."""
-        await self._access.reload()
-        await self.close()
+    async def _renew(self, seen: int) -> None:
+        """Take up new credentials, unless somebody did since `seen` renewals: an expired token fails many requests at a time.
+
+        Requests and watches under way end on the session that they began on; it is closed at the renewal after this one.
+        """
+        if seen == self._renewals:
+            self._renewals += 1
+            await self._access.reload()
+            over, self._retired, self._session = self._retired, self._session, None
+            if over is not None:
+                await over.close()
 
 
 def _parsed(body: bytes, what: str) -> Object:

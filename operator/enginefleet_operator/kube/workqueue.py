@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
+from enginefleet_api.errors import EngineFleetError
+
 from .errors import ApiUnavailable
 
 logger = logging.getLogger(__name__)
@@ -175,10 +177,12 @@ async def work(queue: WorkQueue[K], reconcile: Reconcile[K], *, outcome: Outcome
                 queue.add_failed(key)
             else:
                 queue.add_after(key, error.retry_after)
+        except EngineFleetError as error:
+            failure = error
+            logger.warning("%s: %s (again in %.1f s)", key, error, queue.add_failed(key))
         except Exception as error:
             failure = error
-            delay = queue.add_failed(key)
-            logger.exception("%s: reconcile failed, again in %.1f s", key, delay)
+            logger.exception("%s: reconcile failed, again in %.1f s", key, queue.add_failed(key))
         finally:
             queue.done(key)
         if outcome is not None:

@@ -262,9 +262,7 @@ def wanted_builds(s: Snapshot, pinned: Resolved) -> list[Wanted]:
     return found
 
 
-LOST_ENGINE = frozenset(
-    {"BlobMissing", "BlobDamaged", "EngineMissing", "EngineDamaged", "NotProven", "VerdictMissing", "BuildRecordMissing"}
-)
+LOST_ENGINE = frozenset({"ObjectMissing", "BlobDamaged", "NotProven"})
 """What a fetch says when the store no longer holds what was published: the build is opened again, and adopts or rebuilds."""
 
 

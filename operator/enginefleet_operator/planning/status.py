@@ -104,7 +104,8 @@ def _conditions(
     first = stalled or (wait[0] if wait else None)
     metric = _metric(stage)
     if first is None:
-        ready_say = Say(True, "Serving", f"{ready} of {reachable} reachable nodes serve the current release{metric}.")
+        declared = "; runtimeCheck Declare: the runtime of the serving image is not checked" if s.spec.serving.runtime_check == "Declare" else ""
+        ready_say = Say(True, "Serving", f"{ready} of {reachable} reachable nodes serve the current release{metric}{declared}.")
     else:
         ready_say = Say(False, first.reason, first.message)
     is_prepared = prepared is not None and prepared.resolved is not None

@@ -193,7 +193,7 @@ def _pod_spec(s: Snapshot, action: CreateWorkload, hardware_class: HardwareClass
 
 def _init_containers(s: Snapshot, action: CreateWorkload, image: str, pod: dict[str, Any]) -> list[dict[str, Any]]:
     assert s.store is not None
-    spec = action.spec
+    spec, path = action.spec, s.spec.serving.engine_path
     fetch = FetchRequest(
         engine_key=spec.engine_key,
         gate_key=spec.gate_key,
@@ -202,7 +202,7 @@ def _init_containers(s: Snapshot, action: CreateWorkload, image: str, pod: dict[
         fingerprint=spec.fingerprint,
         facts=dict(spec.request["facts"]),
         store=requests.store_ref(s.store),
-        engine_path="/engine",
+        engine_path=path,
         cache_path="/cache",
     )
     readers = s.store.read_credentials_secret_ref or s.store.credentials_secret_ref
@@ -219,23 +219,27 @@ def _init_containers(s: Snapshot, action: CreateWorkload, image: str, pod: dict[
             "securityContext": pods.container_security() | {"runAsNonRoot": True, "runAsUser": pods.USER},
             "terminationMessagePath": "/dev/termination-log",
             "volumeMounts": [
-                {"name": "engine", "mountPath": "/engine"},
+                {"name": "engine", "mountPath": path},
                 {"name": "engine-scratch", "mountPath": "/tmp"},
                 {"name": "engine-cache", "mountPath": "/cache"},
             ],
         }
     ]
-    if s.spec.serving.runtime_check == "Enforce" and s.spec.serving.template is None:
+    if s.spec.serving.runtime_check == "Enforce":
+        # in the serving image itself, which may know nothing of us: fetch left a script of the standard library beside the engine
         check = RuntimeCheckRequest(backend=str(spec.request["backend"]), version=str(spec.request["facts"].get("backendVersion") or ""))
         containers.append(
             {
                 "name": "enginefleet-runtime-check",
                 "image": pod["containers"][0]["image"],
-                "command": ["enginefleet", "runtime-check"],
+                "command": ["python3", f"{path}/.enginefleet/runtime_check.py"],
                 "env": [pods.request_env(check.model_dump_json(by_alias=True)), {"name": "HOME", "value": "/tmp"}],
                 "securityContext": pods.container_security() | {"runAsNonRoot": True, "runAsUser": pods.USER},
                 "terminationMessagePath": "/dev/termination-log",
-                "volumeMounts": [{"name": "engine-scratch", "mountPath": "/tmp"}],
+                "volumeMounts": [
+                    {"name": "engine", "mountPath": path, "readOnly": True},
+                    {"name": "engine-scratch", "mountPath": "/tmp"},
+                ],
             }
         )
     return containers
