@@ -93,9 +93,10 @@ def prepare(
 
 def _build_or_judge(which: Literal["build", "judge"], wanted: BuildRequest, as_json: bool) -> None:
     def work(progress: Progress) -> Any:
-        from .build import job
+        from .build.job import build as build_job
+        from .build.job import judge as judge_job
 
-        return job.build(wanted, progress) if which == "build" else job.judge(wanted, progress)
+        return build_job(wanted, progress) if which == "build" else judge_job(wanted, progress)
 
     _done(shell.run(work, timeout_seconds=wanted.timeout_seconds, as_json=as_json))
 
