@@ -127,12 +127,14 @@ class LocalRef(Contract):
     """An object of the same namespace."""
 
     name: NameText
+    """Name of the object."""
 
 
 class LabelSelector(Contract):
     """Objects that carry all of these labels."""
 
     match_labels: Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=16)] = Field(default_factory=dict)
+    """Labels with their values; all of them must be there."""
 
     RULES = (
         # an unknown matchExpressions is pruned, and what is left would select everything
@@ -150,8 +152,12 @@ class Window(Contract):
     """When something may be done: on these days from `start` for `duration`, in the time of `timeZone`."""
 
     days: Annotated[list[Day], list_set(min_length=1, max_length=7)]
+    """Days on which the window opens."""
     start: Annotated[str, matching(r"^([01][0-9]|2[0-3]):[0-5][0-9]$", 'the time in quotes, like "02:00"', max_length=5)]
+    """When it opens, hh:mm."""
     duration: DurationText
+    """How long it stays open, past midnight too."""
     time_zone: Annotated[str, matching(r"^[A-Za-z][A-Za-z0-9_+/-]*$", "an IANA name like Europe/Berlin, or UTC", max_length=64)] = "UTC"
+    """IANA name of the time zone of `days` and `start`."""
 
     RULES = (Rule("self.duration.matches('[1-9]')", "a window of no length never opens: write a duration like 4h", ".duration"),)

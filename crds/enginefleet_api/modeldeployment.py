@@ -39,14 +39,18 @@ class Model(Contract):
     endpoint: Endpoint = ""
     """S3 endpoint; empty: the store's endpoint for s3:// without own credentials, else the provider's own."""
     region: Text = ""
+    """Region of the S3 endpoint; empty: the store's."""
 
 
 class Profile(Contract):
     """The shapes that an engine takes for one input, and the one that it is tuned for."""
 
     min: Shape
+    """The smallest shape, one number a dimension."""
     opt: Shape
+    """The shape that the engine is tuned for."""
     max: Shape
+    """The largest shape."""
 
     RULES = (
         Rule(
@@ -65,18 +69,24 @@ class InputSpec(Contract):
     """Shapes of one input of the model. Needed for each input that has a dynamic dimension."""
 
     name: Annotated[str, Field(min_length=1, max_length=253)]
+    """Name of the input in the model."""
     profiles: Annotated[list[Profile], Field(min_length=1, max_length=8)]
+    """Ranges of shapes; those of all inputs go together, the first with the first and so on."""
 
 
 class Preprocessing(Contract):
     """From a picture to the model's input: value = (pixel x scale - mean) / std. One definition for calibration, baseline, gate and server."""
 
     resize: Literal["none", "letterbox", "stretch", "center-crop"] = "none"
+    """letterbox keeps the proportions and fills up with grey; stretch does not; center-crop cuts off what is too much."""
     size: Annotated[list[Annotated[int, Field(ge=1, le=16384)]], Field(max_length=2)] = Field(default_factory=list)
     """Height and width in pixels."""
     color: Literal["RGB", "BGR", "GRAY"] = "RGB"
+    """Order of the channels."""
     layout: Literal["NCHW", "NHWC"] = "NCHW"
+    """Order of the axes: batch, channels, height, width."""
     scale: FractionText = "1"
+    """Factor for pixel values of 0 to 255, like "1/255"."""
     mean: Annotated[list[FractionText], Field(max_length=4)] = Field(default_factory=list)
     """One value, or one a channel; empty: 0."""
     std: Annotated[list[FractionText], Field(max_length=4)] = Field(default_factory=list)
@@ -104,17 +114,21 @@ class Exclude(Contract):
     nodes: Annotated[list[Text], Field(max_length=64)] = Field(default_factory=list)
     """Regular expressions of node names."""
     op_types: Annotated[list[Text], Field(max_length=64)] = Field(default_factory=list)
+    """Operators of ONNX, like Softmax."""
 
 
 class Calibration(Contract):
     """Where the scales of int8 and fp8 come from: a data set, or the model itself when it was trained with them (QAT)."""
 
     source: Literal["dataset", "model"] = "dataset"
+    """dataset: measured on samples. model: the model holds its scales (Q/DQ nodes)."""
     uri: OptionalUri = ""
     """A folder of images or an .npz file."""
     digest: Digest | None = None
+    """Tree digest that the data set must have; absent: what is found first is pinned in status.resolved."""
     credentials_secret_ref: LocalRef | None = None
     method: Literal["auto", "entropy", "max"] = "auto"
+    """How ranges are found from samples; auto: the target's usual one."""
     min_samples: Annotated[int, Field(ge=1, le=1_000_000)] = 100
     """With fewer samples the prepare Job fails."""
     exclude: Exclude = Field(default_factory=Exclude)
@@ -137,9 +151,13 @@ class Decoder(Contract):
     """From the model's outputs to predictions."""
 
     kind: Literal["logits", "yolo", "yolov5", "yolo_end2end", "boxes_scores_labels", "detr", "python"] = "logits"
+    """The form of the outputs: logits or masks, one of the box formats, or python."""
     nms_iou: DecimalText = "0.7"
+    """Overlap from which non-maximum suppression drops the weaker box."""
     confidence: DecimalText = "0.001"
+    """Boxes below it are dropped."""
     max_detections: Annotated[int, Field(ge=1, le=10000)] = 300
+    """Boxes kept a picture."""
 
     RULES = (
         Rule("self.nmsIou.matches(r'^(0([.][0-9]+)?|1([.]0+)?)$')", 'write a share from 0 to 1, like "0.7"', ".nmsIou"),
@@ -151,19 +169,23 @@ class Subgroups(Contract):
     """Parts of the validation set that are judged one by one."""
 
     column: Annotated[str, Field(min_length=1, max_length=253)]
+    """Name of the label that tells the parts apart."""
 
 
 class OnDevice(Contract):
     """How much of the validation set runs on the device."""
 
     max_samples: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
+    """Samples that run on the device, chosen so that classes keep their shares."""
 
 
 class ExpectedBaseline(Contract):
     """What FP32 must reproduce: the training figure. Catches wrong preprocessing before anything is built."""
 
     expected: DecimalText
+    """The metric's value as training reported it."""
     tolerance: DecimalText = "0.02"
+    """How far FP32 may be away from it."""
 
     RULES = (Rule("!self.tolerance.startsWith('-')", 'write a tolerance of at least 0, like "0.02"', ".tolerance"),)
 
@@ -172,7 +194,9 @@ class OperatingPoint(Contract):
     """Recall at the confidence that is used in production."""
 
     confidence: DecimalText
+    """Confidence that production uses."""
     max_recall_drop: DecimalText = "0.01"
+    """How much worse than the FP32 baseline recall may be there."""
 
 
 class AccuracyAcceptance(Contract):
@@ -209,10 +233,12 @@ class Validation(Contract):
     uri: Uri
     """An .npz file with labels, a folder of images per class, COCO json, or YOLO data.yaml."""
     digest: Digest | None = None
+    """Tree digest that the data set must have; absent: what is found first is pinned in status.resolved."""
     credentials_secret_ref: LocalRef | None = None
     task: Literal["classification", "detection", "segmentation", "outputs"] = "classification"
     """`outputs` needs no labels: it compares the outputs with those of FP32."""
     metric: Literal["top1", "top5", "map50", "map50_95", "miou", "cosine", "max_abs_error"] = "top1"
+    """What is measured; it must fit the task."""
     decoder: Decoder = Field(default_factory=Decoder)
     min_samples: Annotated[int, Field(ge=1, le=1_000_000)] = 200
     """With fewer samples the gate is inconclusive."""
@@ -279,6 +305,7 @@ class SpeedAcceptance(Contract):
     """How fast an engine must be at one batch size."""
 
     batch_size: Annotated[int, Field(ge=1, le=65536)] = 1
+    """One of benchmark.batchSizes."""
     p95: DurationText | None = None
     """95th percentile of the latency of one batch."""
     throughput: DecimalText | None = None
@@ -303,6 +330,7 @@ class Benchmark(Contract):
     batch_sizes: Annotated[list[Annotated[int, Field(ge=1, le=65536)]], list_set(min_length=1, max_length=16)] = Field(
         default_factory=lambda: [1]
     )
+    """Batch sizes that are measured."""
     acceptance: SpeedAcceptance | None = None
     sustained: DurationText = "0s"
     """Minutes of load show throttling; p95 of the last minute counts."""
@@ -320,7 +348,9 @@ class Dla(Contract):
     """Build for a Deep Learning Accelerator of Jetson."""
 
     core: Annotated[int, Field(ge=0, le=7)] = 0
+    """Number of the accelerator."""
     allow_gpu_fallback: bool = True
+    """Whether layers that it cannot run may run on the GPU."""
 
 
 class BuildSettings(Contract):
@@ -329,10 +359,14 @@ class BuildSettings(Contract):
     workspace: Annotated[
         str, matching(r"^(auto|[0-9]+(\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?)$", "auto, or a quantity like 2Gi", max_length=32)
     ] = "auto"
+    """Memory that TensorRT may use while building."""
     optimization_level: Annotated[int, Field(ge=0, le=5)] = 3
+    """Builder optimization level of TensorRT: higher builds longer for faster engines."""
     dla: Dla | None = None
     plugins: Annotated[list[Text], Field(max_length=32)] = Field(default_factory=list)
+    """Shared libraries with TensorRT plugins, as paths in the runtime image."""
     tactic_sources: Annotated[list[Text], Field(max_length=16)] = Field(default_factory=list)
+    """Tactic sources of TensorRT; empty: its own choice."""
     threads: Annotated[str, matching(r"^(auto|[1-9][0-9]{0,2})$", 'auto, or a number in quotes like "4"', max_length=4)] = "auto"
     """Intra-op threads of the ONNX Runtime CPU backend."""
 
@@ -341,6 +375,7 @@ class Target(Contract):
     """Devices to build for: a HardwareClass by name, or all that carry labels."""
 
     hardware_class: ClassName | None = None
+    """Name of a HardwareClass."""
     hardware_class_selector: LabelSelector | None = None
 
     RULES = (
@@ -367,7 +402,9 @@ class Serving(Contract):
     replicas: Annotated[int, Field(ge=0, le=10000)] | None = None
     """For mode Deployment; absent: left alone, so that an autoscaler may own it."""
     engine_path: Annotated[str, matching(r"^/[^:]*$", "an absolute path without ':', like /engine", max_length=1024)] = "/engine"
+    """Folder in the serving container where engine and engine.json appear."""
     layout: Literal["plain", "triton", "ultralytics"] = "plain"
+    """plain: the engine file. triton: a model repository with config.pbtxt. ultralytics: with the header that its loader reads."""
     runtime_check: Literal["Enforce", "Declare"] = "Enforce"
     """Enforce: an init container finds out which runtime the serving image holds, and refuses another one than the engine's."""
     template: FreeObject | None = None
@@ -396,7 +433,9 @@ class Canary(Contract):
     """The nodes that move first: at least one of every fingerprint."""
 
     count: Annotated[int, Field(ge=0, le=10000)] | None = None
+    """Nodes of a class."""
     percent: Annotated[int, Field(ge=0, le=100)] | None = None
+    """Share of the nodes of a class."""
     soak: DurationText = "0s"
     """How long canary nodes must have been ready before others move."""
     node_selector: LabelSelector | None = None
@@ -428,6 +467,7 @@ class Rollout(Contract):
     progress_deadline: DurationText = "10m"
     """How long a node may take to get ready, image pull and fetch not counted."""
     on_failure: Literal["Rollback", "Pause"] = "Pause"
+    """Rollback: back to the last good release. Pause: stop and wait."""
     windows: Annotated[list[Window], Field(max_length=32)] = Field(default_factory=list)
     """When nodes may move; empty: always. A rollback never waits."""
 
@@ -448,12 +488,14 @@ class ModelDeploymentSpec(Contract):
     precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "int8", "fp8"] = "fp32"
     """auto: the fastest that passes the gate."""
     inputs: Annotated[list[InputSpec], list_map("name", max_length=32)] = Field(default_factory=list)
+    """Shapes of the inputs that have dynamic dimensions."""
     preprocessing: Preprocessing = Field(default_factory=Preprocessing)
     calibration: Calibration | None = None
     validation: Validation | None = None
     benchmark: Benchmark = Field(default_factory=Benchmark)
     build: BuildSettings = Field(default_factory=BuildSettings)
     targets: Annotated[list[Target], checked(TARGETS_RULE, min_length=1, max_length=32)]
+    """The devices to build for."""
     store_ref: LocalRef = Field(default_factory=lambda: LocalRef(name="default"))
     """The EngineStore of this namespace that engines are published in."""
     serving: Serving = Field(default_factory=Serving)

@@ -188,6 +188,7 @@ class Runtime(Contract):
     """The image in which engines of a class are built and judged, and how its pods run."""
 
     image: Image
+    """Image with the backend, best with its digest."""
     candidate_image: OptionalImage = ""
     """Built and judged beside `image`, not rolled out until promoted."""
     python: Annotated[str, matching(r"^(/.*|[a-z0-9.]+)$", "an absolute path or a command, like /usr/bin/python3", max_length=512)] = (
@@ -195,16 +196,20 @@ class Runtime(Contract):
     )
     """The interpreter that owns the backend's bindings."""
     runtime_class_name: Annotated[str, Field(max_length=253)] = ""
+    """RuntimeClass of the pods, like nvidia."""
     resources: FreeObject = Field(default_factory=dict)
     """Requests and limits of probe, build and serving containers. May be empty: a Jetson often has no device plugin."""
     tolerations: Annotated[list[FreeObject], Field(max_length=32)] = Field(default_factory=list)
+    """Tolerations of the pods, as in a pod's spec."""
 
 
 class Builds(Contract):
     """When and how many engines of a class are built at a time."""
 
     max_concurrent: Annotated[int, Field(ge=1, le=100)] = 1
+    """Builds of the class at a time."""
     windows: Annotated[list[Window], Field(max_length=32)] = Field(default_factory=list)
+    """When builds may start; empty: always."""
     when_busy: Literal["Auto", "Wait"] = "Wait"
     """Wait: for a node of the fingerprint without a serving pod. Auto: beside or instead of one, within the rollout's budget."""
     memory_reserve: QuantityText = "1Gi"
@@ -215,15 +220,20 @@ class PrepareSettings(Contract):
     """Where models for this class are prepared. FromStore: elsewhere, for boards that are too small."""
 
     mode: Literal["Local", "FromStore"] = "Local"
+    """Local: on a node of the cluster. FromStore: taken from the store only."""
     node_selector: Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=16)] = Field(default_factory=dict)
+    """Labels of the nodes that prepare Jobs may run on; empty: the class's."""
     resources: FreeObject = Field(default_factory=dict)
+    """Requests and limits of prepare Jobs; empty: the runtime's."""
 
 
 class IdentitySettings(Contract):
     """Facts that enter the fingerprint beyond the standard ones, or do not enter it."""
 
     include: Annotated[list[Text], list_set(max_length=16)] = Field(default_factory=list)
+    """Names of context facts that decide about an engine here, like driver."""
     exclude: Annotated[list[Text], list_set(max_length=16)] = Field(default_factory=list)
+    """Names of facts that do not decide here."""
 
     RULES = (Rule("!self.include.exists(fact, fact in self.exclude)", "a fact stands in include and in exclude: write it in one of them"),)
 
@@ -235,7 +245,9 @@ class HardwareClassSpec(Contract):
     allowed_namespaces: LabelSelector | None = None
     """Namespaces that may build and serve on this hardware; absent: all."""
     backend: Literal["tensorrt", "tensorrt-rtx", "onnxruntime"]
+    """What builds and runs the engines."""
     execution_provider: Literal["CPU", "CUDA", "TensorRT", "OpenVINO", "CoreML"] = "CPU"
+    """Execution provider of ONNX Runtime."""
     runtime: Runtime
     builds: Builds = Field(default_factory=Builds)
     prepare: PrepareSettings = Field(default_factory=PrepareSettings)
@@ -298,7 +310,9 @@ class SecretKeyRef(Contract):
     """One key of a Secret of the same namespace."""
 
     name: NameText
+    """Name of the Secret."""
     key: Annotated[str, Field(min_length=1, max_length=253)]
+    """Key in the Secret."""
 
 
 class Signing(Contract):
@@ -328,6 +342,7 @@ class Trust(Contract):
     require: bool = False
     """True: an engine without a signature of one of the keys is not loaded."""
     public_keys: Annotated[list[PublicKey], Field(max_length=32)] = Field(default_factory=list)
+    """PEM texts of public keys."""
 
     RULES = (
         Rule(
@@ -351,9 +366,11 @@ class EngineStoreSpec(Contract):
             max_length=1024,
         ),
     ]
+    """Bucket and prefix, like s3://engines/vision/. Namespaces with prefixes of their own do not see each other's engines."""
     endpoint: Endpoint = ""
     """Empty: the provider's own."""
     region: Annotated[str, Field(max_length=64)] = "us-east-1"
+    """Region of the bucket."""
     ca_bundle: Annotated[
         str,
         checked(Rule("self == '' || self.contains('-----BEGIN CERTIFICATE-----')", "write the certificates' PEM text"), max_length=65536),

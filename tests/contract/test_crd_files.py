@@ -13,7 +13,7 @@ from pydantic import Field
 from enginefleet_api.base import Contract
 from enginefleet_api.crd import files, main, manifest, schema_of, status_schema
 from enginefleet_api.fields import CountOrPercent
-from enginefleet_api.kinds import KINDS, Kind
+from enginefleet_api.kinds import ENGINE_STORE, HARDWARE_CLASS, KINDS, MODEL_DEPLOYMENT, Kind
 
 FOLDER = Path(__file__).resolve().parents[2] / "crds"
 
@@ -81,6 +81,12 @@ def test_every_rule_says_what_to_write(kind: Kind) -> None:
 
     helpful = ("write ", "start with ", "add it to ", "leave ", "put ", "delete ")
     assert [rule["message"] for rule in rules if not any(word in rule["message"] for word in helpful)] == []
+
+
+@pytest.mark.parametrize("kind", [MODEL_DEPLOYMENT, HARDWARE_CLASS, ENGINE_STORE], ids=lambda kind: kind.name)
+def test_every_field_that_people_write_is_explained(kind: Kind) -> None:
+    """`kubectl explain` is the reference that is at hand."""
+    assert [path for path, node in spec_nodes(kind) if "description" not in node and not path.endswith("[]")] == []
 
 
 def test_every_pattern_has_a_rule_with_a_message() -> None:
