@@ -9,6 +9,7 @@ import pytest
 
 from enginefleet_agent.facts import observe
 from enginefleet_api.fingerprint import host_digest
+from enginefleet_api.identity import Json
 
 X86 = "processor\t: 0\nmodel name\t: Example CPU @ 2.00GHz\nflags\t\t: fpu avx2 fma avx512f\n\nprocessor\t: 1\nflags\t\t: fpu avx2 fma\n"
 """Invented; the form is that of Linux on x86_64 (arch/x86/kernel/cpu/proc.c)."""
@@ -37,7 +38,7 @@ def test_facts_come_from_the_files_below_the_root(tmp_path: Path) -> None:
     )
     view = observe(root)
     assert view.boot_id == "0c5ee1d2-6f0c-4b5e-9d54-3a7b0e6e8f11"
-    facts = {"os": "linux", "arch": "x86_64", "cpu": {"isa": ["avx2", "fma"]}, "gpus": []}
+    facts: dict[str, Json] = {"os": "linux", "arch": "x86_64", "cpu": {"isa": ["avx2", "fma"]}, "gpus": []}
     assert view.host["facts"] == facts
     assert view.host["digest"] == host_digest(facts)
     assert view.host["context"] == {

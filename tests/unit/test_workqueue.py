@@ -151,9 +151,9 @@ class Promises(RuleBasedStateMachine):
         self.clock.now += 1000
         self._settle()
         processed = set()
-        while (key := self.queue.take()) is not None:
-            processed.add(key)
-            self.queue.done(key)
+        while (taken := self.queue.take()) is not None:
+            processed.add(taken)
+            self.queue.done(taken)
         assert processed == self.owed
 
     def _settle(self) -> None:
