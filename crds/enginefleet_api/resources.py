@@ -1,7 +1,7 @@
 """The resources of enginefleet.io/v1alpha1 as pydantic models: what the API server's schema is generated from.
 
-Defaults stand in the models and nowhere else; CEL rules stand beside the model that they check (`RULES`), see `crd.py`. The largest one, the
-spec of ModelDeployment, is in `modeldeployment.py`, shared fields in `fields.py`; both are to be had from here too.
+Defaults stand in the models and nowhere else; CEL rules stand beside the model that they check (`RULES`), see `crd.py`. The spec of
+ModelDeployment is in `model.py`, `judging.py` and `modeldeployment.py`, shared fields are in `fields.py`; all are to be had from here too.
 """
 
 from __future__ import annotations
@@ -27,31 +27,19 @@ from .fields import (
     list_map,
     list_set,
 )
-from .modeldeployment import (
+from .judging import (
     AccuracyAcceptance,
     Benchmark,
-    BuildSettings,
-    Calibration,
-    Canary,
     Decoder,
-    Dla,
-    Exclude,
     ExpectedBaseline,
-    InputSpec,
-    Model,
-    ModelDeploymentSpec,
     OnDevice,
     OperatingPoint,
-    Preprocessing,
-    Profile,
-    Rollout,
-    Serving,
-    Shape,
     SpeedAcceptance,
     Subgroups,
-    Target,
     Validation,
 )
+from .model import Calibration, Exclude, InputSpec, Model, Preprocessing, Profile, Shape
+from .modeldeployment import BuildSettings, Canary, Dla, ModelDeploymentSpec, Rollout, Serving, Target
 
 GROUP = "enginefleet.io"
 VERSION = "v1alpha1"
