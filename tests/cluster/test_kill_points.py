@@ -14,6 +14,7 @@ import yaml
 from .fleet import Fleet, OperatorProcess, Site, token_kubeconfig
 from .killer import KillProxy
 
+SWEEP = range(1, 31, 1 if os.environ.get("ENGINEFLEET_SWEEP") else 7)
 END = {"workloads": 1, "pods": ["node-b1"], "ready": "True", "rollout": "1/1"}
 
 
@@ -39,57 +40,67 @@ def proxied(cluster_fleet: Fleet, tmp_path: Path) -> Iterator[tuple[Fleet, KillP
             fleet.operator = usual
 
 
-class Duplicates:
-    """Watches Jobs from the audit log's view of the world: at no time may two live pods work on one EngineBuild."""
-
-    def __init__(self, fleet: Fleet, site: Site) -> None:
-        self.fleet, self.site = fleet, site
-
-    def live(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for pod in self.fleet.world.all("pod", self.site.namespace, role="build"):
-            if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
-                key = pod["metadata"]["labels"]["enginefleet.io/engine-build"]
-                found[key] = found.get(key, 0) + 1
-        return found
+def live_build_pods(site: Site) -> dict[str, int]:
+    """Pods that are not finished, by the EngineBuild that they work on: never two for one key."""
+    found: dict[str, int] = {}
+    for pod in site.fleet.world.all("pod", site.namespace, role="build"):
+        if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
+            key = pod["metadata"]["labels"]["enginefleet.io/engine-build"]
+            found[key] = found.get(key, 0) + 1
+    return found
 
 
-def _kill(fleet: Fleet) -> None:
-    os.kill(fleet.operator.pid, signal.SIGKILL)
+def done(site: Site) -> bool:
+    assert max(live_build_pods(site).values(), default=0) <= 1
+    return site.settled() is not None and len(site.pods()) == 1
 
 
-def test_killed_after_every_write_the_flow_still_ends_the_same(proxied: tuple[Fleet, KillProxy]) -> None:
-    """Sweep: run n lets the operator do n writes and kills it; the restarted one finishes. Ends with the first run that needs fewer writes."""
+def check_end(site: Site) -> None:
+    """One EngineBuild, one Job a purpose (no attempt was done twice), one workload, one serving pod."""
+    assert {k: v for k, v in site.end_state().items() if k != "builds"} == END
+    assert [b["status"]["phase"] for b in site.builds()] == ["Passed"]
+    assert sorted(j["metadata"]["labels"]["enginefleet.io/role"] for j in site.jobs()) == ["build", "prepare"]
+
+
+def test_killed_after_each_single_write_the_flow_still_ends_the_same(proxied: tuple[Fleet, KillProxy]) -> None:
+    """No life of the operator gets further than one write, from the first apply to the serving pod."""
     fleet, proxy = proxied
-    total = 0
-    for kill_after in range(1, 60):
-        site = Site(fleet, nodes="cpu-b")
-        duplicates = Duplicates(fleet, site)
-        proxy.arm(kill_after, lambda: _kill(fleet))
+    site = Site(fleet, nodes="cpu-b")
+    lives: list[str] = []
+    try:
+        site.apply_all()
+        while not done(site):
+            proxy.arm(1, lambda: os.kill(fleet.operator.pid, signal.SIGKILL))
+            fleet.operator.start()
+            fleet.wait("the operator is killed after its next write, or all is done", lambda: not fleet.operator.alive() or done(site), 90)
+            if not fleet.operator.alive():
+                lives += proxy.writes
+            fleet.operator.kill()
+            assert len(lives) < 100, f"it does not get anywhere: {lives[-10:]}"
+        check_end(site)
+        assert len(lives) > 10, f"a whole flow takes more writes than {lives}"
+    finally:
+        fleet.operator.kill()
+        site.close()
+
+
+@pytest.mark.parametrize("kill_after", SWEEP)
+def test_killed_after_its_nth_write_a_second_life_finishes(proxied: tuple[Fleet, KillProxy], kill_after: int) -> None:
+    """Every n with ENGINEFLEET_SWEEP=1; some of them otherwise."""
+    fleet, proxy = proxied
+    site = Site(fleet, nodes="cpu-b")
+    try:
+        proxy.arm(kill_after, lambda: os.kill(fleet.operator.pid, signal.SIGKILL))
         site.apply_all()
         fleet.operator.start()
-        try:
-
-            def killed_or_done(site: Site = site, duplicates: Duplicates = duplicates) -> bool:
-                assert max(duplicates.live().values(), default=0) <= 1
-                return not fleet.operator.alive() or (site.settled() is not None and len(site.pods()) == 1)
-
-            fleet.wait(f"the operator is killed after write {kill_after}, or all is done", killed_or_done, 90)
-            was_killed = not fleet.operator.alive()
-            if was_killed:
-                fleet.operator.kill()
-                proxy.arm(0, lambda: None)
-                fleet.operator.start()
-                fleet.wait("the restarted operator finishes", killed_or_done, 90)
-            assert {k: v for k, v in site.end_state().items() if k != "builds"} == END
-            assert len(site.builds()) == 1
-            assert [b["status"]["phase"] for b in site.builds()] == ["Passed"]
-            # one Job a purpose: no attempt was done twice
-            assert sorted(j["metadata"]["labels"]["enginefleet.io/role"] for j in site.jobs()) == ["build", "prepare"]
-        finally:
+        fleet.wait(f"the operator is killed after write {kill_after}, or all is done", lambda: not fleet.operator.alive() or done(site), 90)
+        if not fleet.operator.alive():
             fleet.operator.kill()
-            site.close()
-        if not was_killed:
-            total = kill_after
-            break
-    assert total > 10, "a whole flow takes more writes than that: the proxy does not count"
+            proxy.arm(0, lambda: None)
+            fleet.operator.start()
+            fleet.wait("the second life finishes", lambda: done(site), 90)
+        assert fleet.operator.alive()
+        check_end(site)
+    finally:
+        fleet.operator.kill()
+        site.close()
