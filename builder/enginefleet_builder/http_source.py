@@ -11,7 +11,8 @@ import http.client
 import ipaddress
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import SplitResult, urljoin, urlsplit
 
@@ -41,8 +42,7 @@ def fetch_https(uri: str, path: Path, *, endpoint: str, limit: int, progress: Pr
         while True:
             before = done
             try:
-                response, close = _get(uri, endpoint, done, version)
-                try:
+                with _get(uri, endpoint, done, version) as response:
                     if response.status == 200 and done:
                         # another version, or a server without ranges: from the start
                         digest, done = hashlib.sha256(), 0
@@ -59,8 +59,6 @@ def fetch_https(uri: str, path: Path, *, endpoint: str, limit: int, progress: Pr
                         if done > limit:
                             raise too_large(uri, done, limit)
                         progress("download", done, total)
-                finally:
-                    close()
                 if total is None or done >= total:
                     return digest.hexdigest(), done
                 found = f"it broke off at {done} of {total} bytes"
@@ -81,8 +79,9 @@ def too_large(uri: str, found: int, limit: int) -> EngineFleetError:
     return PermanentError("SourceTooLarge", f"{uri} has {found} bytes or more, expected at most {limit}.", "Is this the right file?")
 
 
-def _get(uri: str, endpoint: str, start: int, version: str) -> tuple[http.client.HTTPResponse, Callable[[], None]]:
-    """The answer after redirects, with status 200 or 206, and what closes its connection."""
+@contextmanager
+def _get(uri: str, endpoint: str, start: int, version: str) -> Iterator[http.client.HTTPResponse]:
+    """The answer after redirects, with status 200 or 206."""
     headers = {"User-Agent": "enginefleet", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
@@ -91,19 +90,15 @@ def _get(uri: str, endpoint: str, start: int, version: str) -> tuple[http.client
     target = uri
     for _ in range(MOST_REDIRECTS + 1):
         parts = checked_url(target, endpoint, uri)
-        connection = _connection(parts, same_origin(parts, endpoint))
-        try:
+        with closing(_connection(parts, same_origin(parts, endpoint))) as connection:
             connection.request("GET", (parts.path or "/") + (f"?{parts.query}" if parts.query else ""), headers=headers)
-            response = connection.getresponse()
-            if response.status in (200, 206):
-                return response, connection.close
-            if response.status not in (301, 302, 303, 307, 308):
-                raise _refused(uri, response.status)
-            target = urljoin(target, response.headers.get("Location", ""))
-        except BaseException:
-            connection.close()
-            raise
-        connection.close()
+            with connection.getresponse() as response:
+                if response.status in (200, 206):
+                    yield response
+                    return
+                if response.status not in (301, 302, 303, 307, 308):
+                    raise _refused(uri, response.status)
+                target = urljoin(target, response.headers.get("Location", ""))
     raise PermanentError("SourceNotFound", f"{uri} redirects more than {MOST_REDIRECTS} times.", "Use the final address.")
 
 

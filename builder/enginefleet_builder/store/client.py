@@ -33,13 +33,12 @@ FIRST_DELAY, LONGEST_DELAY = 0.2, 5.0
 
 _DENIED = {
     "AccessDenied",
-    "InvalidAccessKeyId",
-    "SignatureDoesNotMatch",
-    "ExpiredToken",
-    "InvalidToken",
     "AuthorizationHeaderMalformed",
-    "401",
-    "403",
+    "ExpiredToken",
+    "InvalidAccessKeyId",
+    "InvalidToken",
+    "SignatureDoesNotMatch",
+    "XAdminUserNotFound",  # versitygw's InvalidAccessKeyId, with status 404
 }
 _NOT_FOUND = {"NoSuchBucket", "PermanentRedirect", "InvalidBucketName", "301"}
 _BUSY = {"SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "ConditionalRequestConflict", "OperationAborted", "429"}

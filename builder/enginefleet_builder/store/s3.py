@@ -155,8 +155,16 @@ class S3Store(Store):
 
     def head(self, key: str) -> tuple[int, str]:
         """Size and etag; raises ObjectMissing."""
+        place: Any = {"Bucket": self._bucket, "Key": self._key(key)}
         try:
-            answer = self.attempt(lambda: self._client.head_object(Bucket=self._bucket, Key=self._key(key)))
+            try:
+                answer: Any = self.attempt(lambda: self._client.head_object(**place))
+            except ClientError as error:
+                if not is_missing(error):
+                    raise
+                # HEAD has no body: only a GET tells a missing object from a missing bucket or an unknown user.
+                answer = self.attempt(lambda: self._client.get_object(**place))
+                answer["Body"].close()
         except ClientError as error:
             if is_missing(error):
                 raise ObjectMissing(self.name, key) from error

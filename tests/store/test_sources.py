@@ -1,0 +1,246 @@
+"""Fetching models and data sets: what arrives is what was named, and only what may be reached is reached."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginefleet_api.errors import EngineFleetError, PermanentError, TransientFault
+from enginefleet_api.identity import tree_digest
+from enginefleet_api.jobs import Source
+from enginefleet_builder.http_source import is_forbidden
+from enginefleet_builder.sources import fetch_source, model_files
+from localcluster.s3 import S3Server
+from tests.store.proxy import Fault, FaultyProxy
+from tests.store.support import BUCKET, admin
+
+MODEL = b"onnx" * 100_000
+
+
+def sha(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+def refused(source: Source, folder: Path, **options: Any) -> EngineFleetError:
+    with pytest.raises(EngineFleetError) as caught:
+        fetch_source(source, folder, **options)
+    return caught.value
+
+
+# ---- s3 ----
+
+
+@pytest.fixture
+def bucket(s3: S3Server, credentials: None) -> S3Server:
+    for key, body in {"m/model.onnx": MODEL, "m/weights/a.bin": b"a", "one.onnx": b"one"}.items():
+        admin(s3).put_object(Bucket=BUCKET, Key=key, Body=body)
+    return s3
+
+
+def s3_source(s3: S3Server, key: str, **options: Any) -> Source:
+    return Source(uri=f"s3://{BUCKET}/{key}", endpoint=s3.endpoint, credentials="store", **options)
+
+
+def test_a_folder_in_s3_is_fetched_with_its_tree_digest(bucket: S3Server, tmp_path: Path) -> None:
+    expected = tree_digest([("model.onnx", sha(MODEL)), ("weights/a.bin", sha(b"a"))])
+    fetched = fetch_source(s3_source(bucket, "m/", digest=expected), tmp_path)
+    assert fetched.digest == expected
+    assert (tmp_path / "weights/a.bin").read_bytes() == b"a"
+    assert model_files(tmp_path) == tmp_path / "model.onnx"
+
+
+def test_one_file_in_s3_has_a_tree_of_one_line(bucket: S3Server, tmp_path: Path) -> None:
+    assert fetch_source(s3_source(bucket, "one.onnx"), tmp_path).digest == tree_digest([("one.onnx", sha(b"one"))])
+
+
+@pytest.mark.parametrize("key", ["nothing/", "nothing.onnx"])
+def test_what_is_not_in_s3_is_not_found(bucket: S3Server, tmp_path: Path, key: str) -> None:
+    found = refused(s3_source(bucket, key), tmp_path)
+    assert (type(found), found.reason) == (PermanentError, "SourceNotFound")
+
+
+def test_another_digest_names_both(bucket: S3Server, tmp_path: Path) -> None:
+    wanted = "sha256:" + "0" * 64
+    found = refused(s3_source(bucket, "one.onnx", digest=wanted), tmp_path)
+    assert found.reason == "DigestMismatch"
+    assert wanted in found.message
+    assert tree_digest([("one.onnx", sha(b"one"))]) in found.message
+
+
+def test_a_source_that_is_down_is_transient_under_its_own_name(bucket: S3Server, proxy: FaultyProxy, tmp_path: Path) -> None:
+    proxy.faults = [Fault("truncate")]
+    found = refused(Source(uri=f"s3://{BUCKET}/one.onnx", endpoint=proxy.endpoint, credentials="store"), tmp_path)
+    assert (type(found), found.reason) == (TransientFault, "SourceTruncated")
+
+
+def test_a_source_has_its_own_credentials(bucket: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = s3_source(bucket, "one.onnx").model_copy(update={"credentials": "model"})
+    fetch_source(source, tmp_path)
+    monkeypatch.setenv("ENGINEFLEET_MODEL_ACCESS_KEY_ID", "someone")
+    monkeypatch.setenv("ENGINEFLEET_MODEL_SECRET_ACCESS_KEY", "else")
+    assert refused(source, tmp_path).reason == "SourceAccessDenied"
+
+
+def test_a_folder_beyond_the_limit_is_refused(bucket: S3Server, tmp_path: Path) -> None:
+    assert refused(s3_source(bucket, "m/"), tmp_path, size_limit=1000).reason == "SourceTooLarge"
+
+
+# ---- files ----
+
+
+def test_files_are_for_the_command_line_only(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(MODEL)
+    source = Source(uri=(tmp_path / "m.onnx").as_uri())
+    assert refused(source, tmp_path / "out").reason == "SourceNotAllowed"
+    assert fetch_source(source, tmp_path / "out", allow_file=True).digest == tree_digest([("m.onnx", sha(MODEL))])
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "reason"),
+    [
+        ("m.onnx", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "SourceIsLfsPointer"),
+        ("m.onnx", b"\n<!DOCTYPE html><html>", "SourceIsHtml"),
+        ("m.onnx", b"", "SourceEmpty"),
+    ],
+)
+def test_what_is_often_fetched_instead_is_named(tmp_path: Path, name: str, body: bytes, reason: str) -> None:
+    (tmp_path / name).write_bytes(body)
+    assert refused(Source(uri=(tmp_path / name).as_uri()), tmp_path / "out", allow_file=True).reason == reason
+
+
+def test_a_folder_with_two_models_names_both(tmp_path: Path) -> None:
+    for name in ("a.onnx", "b.onnx"):
+        (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(PermanentError, match=r"2 .onnx files, expected one: a.onnx, b.onnx"):
+        model_files(tmp_path)
+
+
+def test_a_folder_without_a_model_says_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").write_bytes(b"x")
+    with pytest.raises(PermanentError, match=r"no .onnx file; found: model.pt"):
+        model_files(tmp_path)
+
+
+# ---- https ----
+
+
+class Web(ThreadingHTTPServer):
+    daemon_threads = True
+    cut = 0
+    """answers that break off in the middle"""
+    ranges: list[str]
+
+
+class _Pages(BaseHTTPRequestHandler):
+    server: Web
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        wanted = self.headers.get("Range", "")
+        self.server.ranges.append(wanted)
+        match self.path:
+            case "/m.onnx":
+                start = int(wanted.removeprefix("bytes=").rstrip("-") or 0)
+                body = MODEL[start:]
+                self.send_response(206 if wanted else 200)
+                self.send_header("ETag", '"1"')
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                cut = self.server.cut > 0
+                self.server.cut -= 1
+                self.wfile.write(body[: len(body) // 2] if cut else body)
+            case "/to-metadata":
+                self._redirect("https://169.254.169.254/latest/meta-data/")
+            case "/to-file":
+                self._redirect("file:///etc/passwd")
+            case "/round":
+                self._redirect("/round")
+            case "/busy":
+                self.send_error(503)
+            case _:
+                self.send_error(404)
+
+    def _redirect(self, target: str) -> None:
+        self.send_response(302)
+        self.send_header("Location", target)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+@contextmanager
+def serving() -> Iterator[Web]:
+    web = Web(("127.0.0.1", 0), _Pages)
+    web.ranges = []
+    thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield web
+    finally:
+        web.shutdown()
+        thread.join()
+        web.server_close()
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    with serving() as server:
+        yield server
+
+
+def page(web: Web, path: str) -> Source:
+    """On this machine, so allowed only as the configured endpoint."""
+    origin = f"http://127.0.0.1:{web.server_address[1]}"
+    return Source(uri=origin + path, endpoint=origin)
+
+
+def test_a_file_that_breaks_off_is_resumed_where_it_ended(web: Web, tmp_path: Path) -> None:
+    web.cut = 2
+    assert fetch_source(page(web, "/m.onnx"), tmp_path).digest == tree_digest([("m.onnx", sha(MODEL))])
+    assert web.ranges == ["", "bytes=200000-", "bytes=300000-"]
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "reason"),
+    [
+        ("/missing", PermanentError, "SourceNotFound"),
+        ("/busy", TransientFault, "SourceUnavailable"),
+        ("/to-metadata", PermanentError, "SourceNotAllowed"),
+        ("/to-file", PermanentError, "SourceNotAllowed"),
+        ("/round", PermanentError, "SourceNotFound"),
+    ],
+)
+def test_answers_are_told_apart_and_redirects_checked(web: Web, tmp_path: Path, path: str, kind: type[Exception], reason: str) -> None:
+    found = refused(page(web, path), tmp_path)
+    assert (type(found), found.reason) == (kind, reason)
+
+
+@pytest.mark.parametrize(
+    "uri", ["http://example.org/m.onnx", "https://localhost:1/m.onnx", "https://127.0.0.1/m.onnx", "https://[::1]/m.onnx", "ftp://x/m"]
+)
+def test_what_is_local_or_unencrypted_is_refused(tmp_path: Path, uri: str) -> None:
+    assert refused(Source(uri=uri), tmp_path).reason == "SourceNotAllowed"
+
+
+def test_a_file_beyond_the_limit_is_refused(web: Web, tmp_path: Path) -> None:
+    assert refused(page(web, "/m.onnx"), tmp_path, size_limit=1000).reason == "SourceTooLarge"
+
+
+@pytest.mark.parametrize(
+    ("address", "forbidden"),
+    [
+        ("127.0.0.1", True), ("::1", True), ("::ffff:127.0.0.1", True), ("169.254.169.254", True), ("fe80::1", True), ("fd00:ec2::254", True),
+        ("0.0.0.0", True), ("168.63.129.16", True), ("10.0.0.1", False), ("93.184.216.34", False),
+    ],
+)  # fmt: skip
+def test_which_addresses_are_forbidden(address: str, forbidden: bool) -> None:
+    assert is_forbidden(ipaddress.ip_address(address)) is forbidden
