@@ -25,7 +25,7 @@ def speed(p95: str = "5.000", throughput: str = "200.0", batch: int = 1) -> list
 
 
 BOTH = AccuracyAcceptance(minimum="0.95", max_drop="0.01")
-GOOD = {"baseline": metric("0.970000"), "candidate": metric("0.965000"), "acceptance": BOTH, "min_samples": 200}
+GOOD: dict[str, Any] = {"baseline": metric("0.970000"), "candidate": metric("0.965000"), "acceptance": BOTH, "min_samples": 200}
 
 TABLE: list[tuple[str, dict[str, Any], Answer, str]] = [
     ("passes when every threshold is met", {}, PASS, "top1 0.9650 is at least the minimum 0.9500"),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from enginefleet_api.documents import TensorSpec
 
-from ..gate.preprocessing import Array
+from ..gate.arrays import Array
 from ..io import Progress
 
 

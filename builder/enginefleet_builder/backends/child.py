@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from enginefleet_api.errors import PermanentError
 
-from ..gate.preprocessing import Array
+from ..gate.arrays import Array
 from ..io import Progress
 from .classify import crashed, oom_kills, refused
 from .frames import decode, encode

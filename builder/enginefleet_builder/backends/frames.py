@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..gate.preprocessing import Array
+from ..gate.arrays import Array
 
 MAX_HEADER = 16 * 1024**2
 Read = Callable[[int], bytes]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from enginefleet_api.documents import TensorSpec
 from enginefleet_api.errors import PermanentError
 
-from ..gate.preprocessing import Array
+from ..gate.arrays import Array
 from ..io import Progress
 from .base import BuiltEngine
 from .child import Child
@@ -35,14 +35,15 @@ class OnnxRuntime:
 
     def build(self, model: Path, recipe: Mapping[str, Any], workdir: Path, progress: Progress) -> BuiltEngine:
         """Profiles play no part: ONNX Runtime takes any shape that the model takes."""
-        size = sum(file.stat().st_size for file in model.parent.rglob("*") if file.is_file())
+        files = [file for file in model.parent.rglob("*") if file.is_file()]
+        size = sum(file.stat().st_size for file in files)
         if size > MAX_MODEL_BYTES:
             found = f"the model has {size} bytes with its external data, an ONNX Runtime engine at most {MAX_MODEL_BYTES}"
             raise PermanentError("ModelTooLarge", f"{found}.", "Use a smaller model, or int8.")
         engine = workdir / ENGINE_FILE
         threads = resolve_threads(str(recipe.get("threads", "auto")))
         with Child(CHILD, progress) as child:
-            child.ask({"do": "optimize", "model": str(model), "engine": str(engine), "threads": threads})
+            child.ask({"do": "optimize", "model": str(model), "engine": str(engine), "threads": threads, "inline": len(files) > 1})
             log = child.log()
         return BuiltEngine(engine, log, [line for line in log.splitlines() if "[W:onnxruntime" in line][:20])
 

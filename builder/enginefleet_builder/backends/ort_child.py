@@ -1,6 +1,6 @@
 """The child's side: `python -m enginefleet_builder.backends.ort_child` serves one parent until its standard input ends.
 
-optimize {model, engine, threads}; load {engine, threads, level}; run; timings {warm_up, iterations, seconds}. See frames.py.
+optimize {model, engine, threads, inline}; load {engine, threads, level}; run; timings {warm_up, iterations, seconds}. See frames.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..gate.preprocessing import Array
+from ..gate.arrays import Array
 from . import ort_session
 from .frames import decode, encode
 
@@ -29,12 +29,11 @@ class Server:
     def answer(self, header: Mapping[str, Any], arrays: Mapping[str, Array]) -> tuple[dict[str, Any], dict[str, Array]]:
         match header["do"]:
             case "optimize":
-                ort_session.optimize(Path(header["model"]), Path(header["engine"]), header["threads"])
+                ort_session.optimize(Path(header["model"]), Path(header["engine"]), header["threads"], header["inline"])
                 return {}, {}
             case "load":
                 self._session = session = ort_session.load(Path(header["engine"]), header["threads"], header["level"])
-                described = {"inputs": ort_session.inputs(session), "outputs": ort_session.outputs(session)}
-                return {name: [spec.to_json_dict(exclude_none=False) for spec in specs] for name, specs in described.items()}, {}
+                return {"inputs": ort_session.inputs(session), "outputs": ort_session.outputs(session)}, {}
             case "run":
                 return {}, self._run(arrays)
             case "timings":

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
-
-from enginefleet_api.documents import TensorSpec
+from typing import Any, Literal, TypeAlias, TypedDict
 
 ort: Any = importlib.import_module("onnxruntime")
 """Its own annotations re-export nothing, so a type checker sees an empty module."""
@@ -21,6 +19,16 @@ _LEVELS = {
     "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
+
+
+class Described(TypedDict):
+    """The fields of documents.TensorSpec, which would take pydantic along."""
+
+    name: str
+    dtype: str
+    shape: list[int | str | None]
+
+
 _DTYPES = {"float": "float32", "double": "float64"}
 
 
@@ -38,21 +46,25 @@ def load(model: Path | bytes, threads: int, level: Level = "none") -> InferenceS
     return ort.InferenceSession(model if isinstance(model, bytes) else str(model), options(threads, level), providers=PROVIDERS)
 
 
-def optimize(model: Path, engine: Path, threads: int) -> None:
-    """Write `model`, optimized for this machine (fusions, memory layouts of its instruction sets), as the single file `engine`."""
+def optimize(model: Path, engine: Path, threads: int, inline: bool) -> None:
+    """Write `model`, optimized for this machine (fusions, memory layouts of its instruction sets), as the single file `engine`.
+
+    `inline`: the model has external data. ONNX Runtime would leave it where it is and the engine would lean on files that it has lost.
+    """
     chosen = options(threads, "all")
     chosen.optimized_model_filepath = str(engine)
-    ort.InferenceSession(str(model), chosen, providers=PROVIDERS)
+    source: str | bytes = importlib.import_module("onnx").load(model).SerializeToString() if inline else str(model)
+    ort.InferenceSession(source, chosen, providers=PROVIDERS)
 
 
-def inputs(session: InferenceSession) -> list[TensorSpec]:
+def inputs(session: InferenceSession) -> list[Described]:
     return [_spec(item) for item in session.get_inputs()]
 
 
-def outputs(session: InferenceSession) -> list[TensorSpec]:
+def outputs(session: InferenceSession) -> list[Described]:
     return [_spec(item) for item in session.get_outputs()]
 
 
-def _spec(item: Any) -> TensorSpec:
+def _spec(item: Any) -> Described:
     dtype = item.type.removeprefix("tensor(").removesuffix(")")
-    return TensorSpec(name=item.name, dtype=_DTYPES.get(dtype, dtype), shape=list(item.shape))
+    return {"name": item.name, "dtype": _DTYPES.get(dtype, dtype), "shape": list(item.shape)}

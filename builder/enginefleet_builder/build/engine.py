@@ -12,7 +12,7 @@ from enginefleet_api.errors import PermanentError
 from enginefleet_api.identity import sha256_hex
 from enginefleet_api.jobs import BuildRequest
 
-from ..backends import Backend
+from ..backends.base import Backend
 from ..io import Progress
 from ..store import BlobDamaged, ObjectMissing, claims, layout
 from ..store.records import Records

@@ -10,7 +10,7 @@ from enginefleet_api.documents import Verdict
 from enginefleet_api.errors import PermanentError
 from enginefleet_api.jobs import BuildReport, BuildRequest
 
-from ..backends import backend_for
+from ..backends.registry import backend_for
 from ..gate.latency import require_batch_sizes
 from ..io import Progress
 from ..store import open_store

@@ -12,7 +12,7 @@ from enginefleet_api.documents import Accuracy, Baseline, Latency, Metric, Verdi
 from enginefleet_api.errors import PermanentError
 from enginefleet_api.resources import AccuracyAcceptance, Validation
 
-from ..backends import Session
+from ..backends.base import Session
 from ..backends.threads import resolve_threads
 from ..gate import latency as speeds
 from ..gate import score

@@ -23,7 +23,8 @@ from PIL import Image, UnidentifiedImageError
 from enginefleet_api.documents import TensorSpec
 from enginefleet_api.errors import PermanentError
 
-from .preprocessing import Array, Preprocessor
+from .arrays import Array
+from .preprocessing import Preprocessor
 
 SAMPLE_NAMES = ("images", "X", "x", "Xt", "data")
 CALIBRATION_NAMES = ("calibration", "cal", *SAMPLE_NAMES)

@@ -10,8 +10,8 @@ from enginefleet_api.documents import TensorSpec
 from enginefleet_api.errors import PermanentError
 from enginefleet_api.resources import InputSpec
 
+from .arrays import Array
 from .datasets import Dataset
-from .preprocessing import Array
 
 PREFERRED_BATCH = 16
 """Samples a run where the model leaves it open: calibrating one by one takes three times as long."""

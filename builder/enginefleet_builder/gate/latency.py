@@ -11,9 +11,9 @@ from enginefleet_api.documents import Latency, TensorSpec
 from enginefleet_api.errors import PermanentError
 from enginefleet_api.resources import InputSpec
 
+from .arrays import Array
 from .datasets import Dataset
 from .evaluate import batch_bounds
-from .preprocessing import Array
 
 WARM_UP = 20
 """Runs before measuring: caches, thread pools and clocks come up."""

@@ -14,7 +14,7 @@ from enginefleet_api.documents import Metric
 from enginefleet_api.errors import PermanentError
 from enginefleet_api.resources import Validation
 
-from .preprocessing import Array
+from .arrays import Array
 
 DIGITS = 6
 """Decimals of every metric's text: thresholds are compared as decimals, so that a drop of exactly the allowed 0.01 passes."""

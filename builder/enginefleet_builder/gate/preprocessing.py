@@ -8,18 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from enginefleet_api.base import fraction
 from enginefleet_api.errors import PermanentError
 from enginefleet_api.resources import Preprocessing
 
+from .arrays import Array, FloatArray
+
 LETTERBOX_GREY = 114
 """Grey of the bars that `letterbox` adds, as YOLO's own preprocessing has it."""
-
-Array = NDArray[np.generic]
-FloatArray = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from enginefleet_api.documents import Accuracy, Baseline, Metric
 from enginefleet_api.resources import Validation
 
 from . import metrics
+from .arrays import Array
 from .datasets import Dataset, stratified
-from .preprocessing import Array
 
 
 def device_indices(validation: Validation, dataset: Dataset, baseline: Baseline | None) -> list[int]:

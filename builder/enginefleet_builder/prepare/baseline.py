@@ -15,9 +15,9 @@ from enginefleet_api.resources import InputSpec, Validation
 
 from ..backends.onnxruntime import open_session
 from ..gate import metrics, score
+from ..gate.arrays import Array
 from ..gate.datasets import Dataset, stratified
 from ..gate.evaluate import evaluate
-from ..gate.preprocessing import Array
 from ..io import Progress
 
 KEPT_SAMPLES = 32

@@ -26,9 +26,9 @@ from enginefleet_api.errors import EngineFleetError, PermanentError
 from enginefleet_api.resources import Calibration, InputSpec
 
 from ..backends.classify import refused
+from ..gate.arrays import Array
 from ..gate.datasets import Dataset
 from ..gate.evaluate import batches
-from ..gate.preprocessing import Array
 from ..io import Progress
 from . import model as models
 
