@@ -11,10 +11,12 @@ import pytest
 import yaml
 
 from enginefleet_operator.kube.client import ApiClient
-from localcluster import Cluster
+from localcluster import Cluster, NodeSpec, virtual_environment
 
 ROOT = Path(__file__).parents[2]
 NAMESPACE = "enginefleet-system"
+NODE = "node-real"
+CPUINFO = "processor\t: 0\nmodel name\t: EngineFleet simulated CPU\nflags\t\t: avx2 fma\n"
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +27,16 @@ def cluster() -> Iterator[Cluster]:
             running.kubectl("apply", "-f", str(ROOT / "deploy" / name))
         running.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=20s")
         yield running
+
+
+@pytest.fixture(scope="session")
+def node_cluster(cluster: Cluster) -> Cluster:
+    """The cluster with the node NODE, whose facts are invented, and the image that deploy/ names."""
+    cluster.add_image(
+        virtual_environment("enginefleet/operator:dev", ROOT / ".venv", env={"PYTHONPATH": f"{ROOT}/crds:{ROOT}/agent:{ROOT}/operator"})
+    )
+    cluster.add_node(NodeSpec(NODE, facts={"proc/cpuinfo": CPUINFO}))
+    return cluster
 
 
 class Users:

@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 
-from localcluster import Cluster, NodeSpec, virtual_environment
-from tests.kube.conftest import NAMESPACE, ROOT
+from localcluster import Cluster
+from tests.kube.conftest import CPUINFO, NAMESPACE, NODE, ROOT
 
-NODE = "node-agent"
-CPUINFO = "processor\t: 0\nmodel name\t: EngineFleet simulated CPU\nflags\t\t: avx2 fma\n"
 USER = f"system:serviceaccount:{NAMESPACE}:enginefleet-agent"
 
 
@@ -29,15 +27,10 @@ def until(condition: Callable[[], Any], within: float = 20.0) -> Any:
 
 
 @pytest.fixture(scope="module")
-def agent(cluster: Cluster) -> Iterator[Cluster]:
-    cluster.add_image(
-        virtual_environment("enginefleet/operator:dev", ROOT / ".venv", env={"PYTHONPATH": f"{ROOT}/crds:{ROOT}/agent:{ROOT}/operator"})
-    )
-    cluster.add_node(NodeSpec(NODE, facts={"proc/cpuinfo": CPUINFO}))
-    cluster.kubectl("apply", "-f", str(ROOT / "deploy" / "40-agent.yaml"))
-    yield cluster
-    cluster.kubectl("delete", "-f", str(ROOT / "deploy" / "40-agent.yaml"), "--wait=true")
-    cluster.remove_node(NODE)
+def agent(node_cluster: Cluster) -> Iterator[Cluster]:
+    node_cluster.kubectl("apply", "-f", str(ROOT / "deploy" / "40-agent.yaml"))
+    yield node_cluster
+    node_cluster.kubectl("delete", "-f", str(ROOT / "deploy" / "40-agent.yaml"), "--wait=false")
 
 
 def found(cluster: Cluster) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from localcluster import Cluster, NodeSpec, virtual_environment
+from localcluster import Cluster
 from tests.kube.conftest import NAMESPACE, ROOT
 
 LEASE = ("get", "lease", "enginefleet-operator", "-n", NAMESPACE, "-o", "jsonpath={.spec.holderIdentity}")
@@ -15,15 +15,10 @@ OPERATOR = ("-n", NAMESPACE, "deployment/enginefleet-operator")
 
 
 @pytest.fixture(scope="module")
-def operator(cluster: Cluster) -> Iterator[Cluster]:
-    cluster.add_image(
-        virtual_environment("enginefleet/operator:dev", ROOT / ".venv", env={"PYTHONPATH": f"{ROOT}/crds:{ROOT}/agent:{ROOT}/operator"})
-    )
-    cluster.add_node(NodeSpec("node-operator"))
-    cluster.kubectl("apply", "-f", str(ROOT / "deploy" / "30-operator.yaml"))
-    yield cluster
-    cluster.kubectl("delete", "-f", str(ROOT / "deploy" / "30-operator.yaml"), "--wait=true")
-    cluster.remove_node("node-operator")
+def operator(node_cluster: Cluster) -> Iterator[Cluster]:
+    node_cluster.kubectl("apply", "-f", str(ROOT / "deploy" / "30-operator.yaml"))
+    yield node_cluster
+    node_cluster.kubectl("delete", "-f", str(ROOT / "deploy" / "30-operator.yaml"), "--wait=false")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "deploy").glob("*.yaml")), ids=lambda path: path.name)
