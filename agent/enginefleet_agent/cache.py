@@ -1,7 +1,7 @@
-"""The node's engine cache: `<cache>/sha256/<64 hex digits>`, one verified blob a file.
+"""The node's engine cache: `<cache>/sha256/<64 hex digits>`, one verified blob a file, with its documents in folders beside it.
 
-Init containers of serving pods, which run as any user, put blobs in and check every digest again when they take one out; the agent only
-makes the folder and keeps it below its limit.
+Init containers of serving pods, which do not run as root, put things in and check every digest again when they take one out; the agent
+only makes the folders and keeps the blobs below a limit.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BLOBS = "sha256"
-ANYONE_ADDS_NOBODY_REPLACES = 0o1777
-"""As /tmp: every user creates files, only their owner and the folder's (the agent) remove or rename them."""
+DOCUMENTS = ("verdicts", "builds")
+"""A few kilobytes an engine, without which a cached blob may not serve while the store is down; not counted."""
+ANYONE_ADDS_NOBODY_LISTS = 0o1733
+"""Every user adds files; only their owner and the folder's (the agent) remove or rename them; whoever knows a digest may read it."""
 ABANDONED_SECONDS = 24 * 3600.0
 """A file that is no blob after a day is a download that was cut off."""
 
@@ -31,12 +33,13 @@ class Entry:
 
 
 def prepare(cache: Path) -> Path:
-    """Make the folder for blobs, or mend its mode; returns it."""
-    blobs = cache / BLOBS
-    blobs.mkdir(parents=True, exist_ok=True)
-    if blobs.stat().st_mode & 0o7777 != ANYONE_ADDS_NOBODY_REPLACES:
-        blobs.chmod(ANYONE_ADDS_NOBODY_REPLACES)
-    return blobs
+    """Make the folders, or mend their modes; returns the one for blobs."""
+    for name in (BLOBS, *DOCUMENTS):
+        folder = cache / name
+        folder.mkdir(parents=True, exist_ok=True)
+        if folder.stat().st_mode & 0o7777 != ANYONE_ADDS_NOBODY_LISTS:
+            folder.chmod(ANYONE_ADDS_NOBODY_LISTS)
+    return cache / BLOBS
 
 
 def entries(blobs: Path) -> list[Entry]:

@@ -95,9 +95,9 @@ def test_an_agent_without_news_writes_nothing_and_is_small(agent: Cluster) -> No
     assert int(resident[1]) < 30 * 1024
 
 
-def test_the_cache_folder_is_there_for_every_user(agent: Cluster) -> None:
+def test_the_cache_is_there_for_every_user_to_add_to(agent: Cluster) -> None:
     blobs = agent.node_root(NODE) / "var/lib/enginefleet/cache/sha256"
-    assert blobs.stat().st_mode & 0o7777 == 0o1777
+    assert blobs.stat().st_mode & 0o7777 == 0o1733
 
 
 def test_the_probe_says_alive_and_the_agent_ends_at_once_when_told(agent: Cluster) -> None:

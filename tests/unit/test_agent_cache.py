@@ -21,12 +21,13 @@ def digest(first: str) -> str:
     return first * 64
 
 
-def test_the_folder_is_made_so_that_every_user_adds_and_only_owners_remove(tmp_path: Path) -> None:
+def test_folders_are_made_so_that_every_user_adds_nobody_lists_and_only_owners_remove(tmp_path: Path) -> None:
     blobs = cache.prepare(tmp_path / "cache")
     assert blobs == tmp_path / "cache" / "sha256"
-    assert blobs.stat().st_mode & 0o7777 == 0o1777
+    modes = {path.name: path.stat().st_mode & 0o7777 for path in (tmp_path / "cache").iterdir()}
+    assert modes == dict.fromkeys(("sha256", "verdicts", "builds"), 0o1733)
     blobs.chmod(0o755)
-    assert cache.prepare(tmp_path / "cache").stat().st_mode & 0o7777 == 0o1777
+    assert cache.prepare(tmp_path / "cache").stat().st_mode & 0o7777 == 0o1733
 
 
 @pytest.mark.parametrize(
