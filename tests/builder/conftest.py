@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from enginefleet_api.jobs import PrepareReport
 from tests.builder.support import Bench
+
+
+@pytest.fixture(scope="session")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bench, PrepareReport]:
+    """A bench whose FP32 model is prepared, once for all tests: what is in a store does not depend on where it lies."""
+    bench = Bench(tmp_path_factory.mktemp("workshop"))
+    return bench, bench.prepare()
+
+
+@pytest.fixture
+def prepared(bench: Bench, workshop: tuple[Bench, PrepareReport]) -> PrepareReport:
+    """A fresh bench's store, with the FP32 model prepared."""
+    done, report = workshop
+    shutil.copytree(done.folder / "store", bench.folder / "store", dirs_exist_ok=True)
+    return report
 
 
 @pytest.fixture

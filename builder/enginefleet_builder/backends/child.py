@@ -32,7 +32,13 @@ class Child:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._ooms = oom_kills()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, bufsize=0
+            [sys.executable, "-P", "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            bufsize=0,
+            # what this process imports, and nothing from the folder that it happens to stand in
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(part for part in sys.path if part)},
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
