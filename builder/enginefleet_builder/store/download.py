@@ -26,7 +26,6 @@ MOST_STALLS = 5
 PART = 8 << 20
 CONNECTIONS = 4
 """One connection to S3 gives some 50 to 90 MB/s; four fill a gigabit and leave cores to a serving node."""
-READ = 256 << 10
 
 
 def download_object(store: S3Store, key: str, path: Path, *, sha256: str, size: int | None, progress: Progress) -> str:
@@ -106,7 +105,7 @@ class _Transfer:
 
     def _chunks(self, at: int, end: int) -> Iterator[bytes]:
         with self._store.open_range(self._key, at, end, self._etag)["Body"] as body:
-            while at < end and not self._stop.is_set() and (chunk := body.read(min(READ, end - at))):
+            while at < end and not self._stop.is_set() and (chunk := body.read(min(CHUNK, end - at))):
                 at += len(chunk)
                 yield chunk
 
