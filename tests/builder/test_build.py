@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
@@ -59,6 +60,13 @@ def test_a_second_build_compiles_nothing_and_takes_the_verdict_as_it_is(
     second = bench.build(prepared, holder="build-2")
     assert second.adopted
     assert (first.blob, first.answer, first.latency) == (second.blob, second.answer, second.latency)
+
+
+def test_an_engine_is_adopted_when_its_prepared_model_was_collected(bench: Bench, prepared: PrepareReport) -> None:
+    bench.build(prepared)
+    shutil.rmtree(bench.folder / "store" / "prepared")
+    assert bench.build(prepared).adopted
+    assert judge(bench.build_request(prepared), Progress()).answer == Answer.PASS
 
 
 def test_another_gate_judges_the_same_engine_again_without_building(bench: Bench, prepared: PrepareReport) -> None:

@@ -16,7 +16,7 @@ from ..io import Progress
 from ..store import open_store
 from ..store.records import Records
 from .device import check_here
-from .engine import Engine, Work, adopt, adopt_or_build, prepared
+from .engine import Engine, Work, adopt, adopt_or_build
 from .judging import judge_engine
 
 
@@ -27,7 +27,6 @@ def build(request: BuildRequest, progress: Progress) -> BuildReport:
     """
     with tempfile.TemporaryDirectory(prefix="build-") as folder:
         work = _begin(request, Path(folder), progress)
-        require_batch_sizes(request.benchmark.batch_sizes, prepared(work).inputs, request.inputs)
         started = time.monotonic()
         engine = adopt_or_build(work)
         if engine.adopted:
@@ -39,7 +38,6 @@ def judge(request: BuildRequest, progress: Progress) -> BuildReport:
     """Judge an engine that is in the store, whatever verdicts stand. Raises PermanentError `EngineMissing`."""
     with tempfile.TemporaryDirectory(prefix="judge-") as folder:
         work = _begin(request, Path(folder), progress)
-        require_batch_sizes(request.benchmark.batch_sizes, prepared(work).inputs, request.inputs)
         engine = adopt(work)
         if engine is None:
             damaged = f" ({'; '.join(work.warnings)})" if work.warnings else ""
@@ -52,7 +50,11 @@ def _begin(request: BuildRequest, folder: Path, progress: Progress) -> Work:
     backend = backend_for(request.backend, request.execution_provider)
     progress("check the device")
     check_here(request)
-    return Work(request, Records(open_store(request.store, progress=progress)), backend, folder, progress)
+    records = Records(open_store(request.store, progress=progress))
+    # before anything is built; an engine that is adopted does not need its prepared model any more, and is checked when it is measured
+    if (manifest := records.prepared(request.prepared_key)) is not None:
+        require_batch_sizes(request.benchmark.batch_sizes, manifest.inputs, request.inputs)
+    return Work(request, records, backend, folder, progress)
 
 
 def _report(work: Work, engine: Engine, verdict: Verdict) -> BuildReport:

@@ -117,6 +117,7 @@ def _measure(work: Work, session: Session, dataset: Dataset | None, baseline: Ba
 
 def _benchmark(work: Work, session: Session, dataset: Dataset | None) -> list[Latency]:
     benchmark, inputs = work.request.benchmark, work.request.inputs
+    speeds.require_batch_sizes(benchmark.batch_sizes, session.inputs, inputs)
     measured = []
     for count, batch in enumerate(benchmark.batch_sizes, start=1):
         work.progress("benchmark", count, len(benchmark.batch_sizes))
