@@ -52,7 +52,7 @@ class Operator:
         self.model_keys = Reflector(client, MODEL_DEPLOYMENTS, project=_key, on_event=lambda *_: self.sweeps.add("labels"))
         self.children = [self._owned(client, kind) for kind in (JOBS, DAEMONSETS, PODS)]
         world = World(self.nodes.items, self.fingerprints.items, self.hardware.items)
-        self.reconcilers = Reconcilers(client, world, settings, self.recorder)
+        self.reconcilers = Reconcilers(client, world, settings, self.recorder, metrics)
         for name, queue in (("modeldeployment", self.models), ("hardwareclass", self.classes), ("sweep", self.sweeps)):
             metrics.watch_queue(name, queue)
 
@@ -223,7 +223,12 @@ async def run(arguments: argparse.Namespace) -> int:
         runner = await metrics_.serve(operator.probes(), host=arguments.host, port=arguments.port)
         try:
             await operator.start()
-            await kopf.operator(registry=handlers(operator, await Access.load(arguments.kubeconfig)), clusterwide=True, standalone=True, stop_flag=operator.stop)
+            await kopf.operator(
+                registry=handlers(operator, await Access.load(arguments.kubeconfig)),
+                clusterwide=True,
+                standalone=True,
+                stop_flag=operator.stop,
+            )
         finally:
             await operator.close()
             await runner.cleanup()

@@ -47,7 +47,9 @@ class OperatorProcess:
         assert self._process is None
         path = os.pathsep.join(str(ROOT / part) for part in ("crds", "operator"))
         argv = [sys.executable, "-m", "enginefleet_operator.app", "--kubeconfig", str(server or self.kubeconfig)]
-        given = {"retry-base": "1", "lease-seconds": "45", "host": "127.0.0.1", "port": "0"} | {k.replace("_", "-"): v for k, v in flags.items()}
+        given = {"retry-base": "1", "lease-seconds": "45", "host": "127.0.0.1", "port": "0"} | {
+            k.replace("_", "-"): v for k, v in flags.items()
+        }
         for name, value in given.items():
             argv += [f"--{name}", value]
         # like a container that restarts in its pod: it takes its own lease up at once
@@ -148,6 +150,11 @@ class Fleet:
         ]
 
 
+def phase(build: Object) -> str:
+    """Of an EngineBuild, which has no status at all for a moment."""
+    return str(build.get("status", {}).get("phase", ""))
+
+
 def _difference(before: Mapping[str, str], after: Mapping[str, str]) -> str:
     changed = [key for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key)]
     return f"changed: {', '.join(changed)}"
@@ -156,12 +163,14 @@ def _difference(before: Mapping[str, str], after: Mapping[str, str]) -> str:
 class Site:
     """One namespace with its store, secret and classes: what a test applies, by name."""
 
-    def __init__(self, fleet: Fleet, nodes: str = "cpu-a") -> None:
+    def __init__(self, fleet: Fleet, nodes: str = "cpu-a", prefix: str = "") -> None:
         self.fleet = fleet
         number = next(_numbers)
         self.namespace = f"t{number}"
         self.hardware_class = f"class-{number}"
         self.nodes_label = nodes
+        self.prefix = prefix or self.namespace
+        """Where its engines are: sites that share one adopt each other's."""
         self.name = "digits"
 
     # ---- manifests
@@ -171,7 +180,7 @@ class Site:
         return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": self.namespace}, "stringData": data}
 
     def store(self, name: str = "default", **spec: Any) -> dict[str, Any]:
-        given = {"uri": f"s3://engines/{self.namespace}/", "endpoint": self.fleet.s3.inside, "credentialsSecretRef": {"name": "engines"}}
+        given = {"uri": f"s3://engines/{self.prefix}/", "endpoint": self.fleet.s3.inside, "credentialsSecretRef": {"name": "engines"}}
         return self._object("EngineStore", name, given | spec)
 
     def hwc(self, image: str = "enginefleet/runtime:ort-1.24", **spec: Any) -> dict[str, Any]:
@@ -257,7 +266,7 @@ class Site:
     def end_state(self) -> dict[str, Any]:
         """What must be the same however one got there: names of EngineBuilds and workloads, phases, nodes, ready pods."""
         return {
-            "builds": sorted((b["spec"]["class"], b["spec"]["fingerprint"], b["status"].get("phase")) for b in self.builds()),
+            "builds": sorted((b["spec"]["class"], b["spec"]["fingerprint"], phase(b)) for b in self.builds()),
             "workloads": len(self.workloads()),
             "pods": sorted(p["spec"].get("nodeName", "") for p in self.pods()),
             "ready": self.condition("Ready").get("status"),

@@ -52,10 +52,15 @@ class Case:
 
 VALIDATION: dict[str, Any] = {"uri": "s3://models/mnist/validation.npz", "minSamples": 200, "acceptance": {"minimum": "0.9"}}
 CASES = {
-    "unknown class": Case({"targets": [{"hardwareClass": "no-such-class"}]}, "HardwareClassNotFound", "'no-such-class' does not exist", False),
+    "unknown class": Case(
+        {"targets": [{"hardwareClass": "no-such-class"}]}, "HardwareClassNotFound", "'no-such-class' does not exist", False
+    ),
     "unknown store": Case({"storeRef": {"name": "elsewhere"}}, "StoreNotFound", "'elsewhere' does not exist", False),
     "unknown secret": Case(
-        {"model": {"uri": "s3://models/mnist/model.onnx", "credentialsSecretRef": {"name": "absent"}}}, "SecretNotFound", 'secret "absent" not found', False
+        {"model": {"uri": "s3://models/mnist/model.onnx", "credentialsSecretRef": {"name": "absent"}}},
+        "SecretNotFound",
+        'secret "absent" not found',
+        False,
     ),
     "bad URI": Case({"model": {"uri": "s3://models/nowhere/model.onnx"}}, "SourceNotFound", "nowhere/model.onnx", True),
     "unknown bucket": Case({"model": {"uri": "s3://no-such-bucket/model.onnx"}}, "SourceNotFound", "no-such-bucket", True),
@@ -63,7 +68,11 @@ CASES = {
         {"model": {"uri": "s3://models/mnist/model.onnx", "digest": "sha256:" + "0" * 64}}, "DigestMismatch", "sha256:0000", True
     ),
     "corrupt model": Case(
-        {"model": {"uri": "s3://models/bad/corrupt.onnx"}}, "ModelTruncated", "", True, {"bad/corrupt.onnx": lambda: b"\x08\x08\x12\x07pytorch" * 50}
+        {"model": {"uri": "s3://models/bad/corrupt.onnx"}},
+        "ModelTruncated",
+        "",
+        True,
+        {"bad/corrupt.onnx": lambda: b"\x08\x08\x12\x07pytorch" * 50},
     ),
     "git-lfs pointer": Case(
         {"model": {"uri": "s3://models/bad/pointer.onnx"}},
@@ -179,7 +188,9 @@ def test_a_build_waits_for_a_held_device_names_the_holder_and_goes_on_when_it_is
     fleet.apply(site.namespace_object(), holder)
     fleet.wait(
         "the holder runs",
-        lambda: any(p["status"].get("phase") == "Running" for p in fleet.world.all("pod", site.namespace) if p["metadata"]["name"] == "other-server"),
+        lambda: any(
+            p["status"].get("phase") == "Running" for p in fleet.world.all("pod", site.namespace) if p["metadata"]["name"] == "other-server"
+        ),
         30,
     )
     hwc = site.hwc(runtime={"resources": device})

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from .fleet import Fleet, OperatorProcess, Site, token_kubeconfig
+from .fleet import Fleet, OperatorProcess, Site, phase, token_kubeconfig
 from .killer import KillProxy
 
 SWEEP = range(1, 31, 1 if os.environ.get("ENGINEFLEET_SWEEP") else 7)
@@ -58,7 +58,7 @@ def done(site: Site) -> bool:
 def check_end(site: Site) -> None:
     """One EngineBuild, one Job a purpose (no attempt was done twice), one workload, one serving pod."""
     assert {k: v for k, v in site.end_state().items() if k != "builds"} == END
-    assert [b["status"]["phase"] for b in site.builds()] == ["Passed"]
+    assert [phase(b) for b in site.builds()] == ["Passed"]
     assert sorted(j["metadata"]["labels"]["enginefleet.io/role"] for j in site.jobs()) == ["build", "prepare"]
 
 

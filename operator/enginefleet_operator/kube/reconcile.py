@@ -11,12 +11,13 @@ from enginefleet_api.resources import API_VERSION
 from .. import labels
 from ..planning.classes import decide_class, orphaned_labels
 from ..planning.decide import decide
-from ..planning.model import Settings
+from ..planning.model import Plan, Settings, Snapshot, WriteBuildStatus
 from . import act, views
 from .client import ApiClient
 from .errors import Conflict
 from .events import EventRecorder
 from .kinds import MODEL_DEPLOYMENTS
+from .metrics import Metrics
 from .observe import World, observe_class, observe_model
 
 logger = logging.getLogger(__name__)
@@ -30,12 +31,19 @@ class Reconcilers:
     """Keys are `namespace/name` for ModelDeployments, the name for HardwareClasses, anything for the sweep."""
 
     def __init__(
-        self, client: ApiClient, world: World, settings: Settings, recorder: EventRecorder, clock: Callable[[], float] = time.time
+        self,
+        client: ApiClient,
+        world: World,
+        settings: Settings,
+        recorder: EventRecorder,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._client = client
         self._world = world
         self._settings = settings
         self._recorder = recorder
+        self._metrics = metrics
         self._clock = clock
 
     async def model(self, key: str) -> float:
@@ -53,8 +61,16 @@ class Reconcilers:
         except Conflict as conflict:
             logger.info("%s: %s; again", key, conflict.message)
             return SOON
+        self._count_builds(snapshot, plan)
         act.record(self._recorder, obj, plan.events)
         return _after(plan.wake_at, now)
+
+    def _count_builds(self, snapshot: Snapshot, plan: Plan) -> None:
+        before = {b.name: b.status.phase for b in snapshot.builds}
+        for action in plan.actions:
+            if isinstance(action, WriteBuildStatus) and (phase := str(action.status.get("phase"))) != before.get(action.name):
+                if phase in ("Passed", "Failed", "Inconclusive"):
+                    self._metrics.builds.labels(phase).inc()
 
     async def hardware_class(self, key: str) -> float:
         observed = await observe_class(self._client, self._world, self._settings, key)

@@ -266,7 +266,9 @@ def orphaned_labels(nodes: tuple[Node, ...], model_deployments: frozenset[str], 
     for node in nodes:
         gone: dict[str, str | None] = {}
         for key in node.labels:
-            if (key.startswith(labels.RELEASE_PREFIX) and key not in model_deployments) or (key.startswith(labels.FP_PREFIX) and key.removeprefix(labels.FP_PREFIX).partition(".")[0] not in classes):
+            if (key.startswith(labels.RELEASE_PREFIX) and key not in model_deployments) or (
+                key.startswith(labels.FP_PREFIX) and key.removeprefix(labels.FP_PREFIX).partition(".")[0] not in classes
+            ):
                 gone[key] = None
         if gone:
             found.append(LabelNode(node.name, node.resource_version, gone, "its owner is gone"))

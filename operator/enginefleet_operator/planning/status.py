@@ -104,7 +104,9 @@ def _conditions(
     first = stalled or (wait[0] if wait else None)
     metric = _metric(stage)
     if first is None:
-        declared = "; runtimeCheck Declare: the runtime of the serving image is not checked" if s.spec.serving.runtime_check == "Declare" else ""
+        declared = (
+            "; runtimeCheck Declare: the runtime of the serving image is not checked" if s.spec.serving.runtime_check == "Declare" else ""
+        )
         ready_say = Say(True, "Serving", f"{ready} of {reachable} reachable nodes serve the current release{metric}{declared}.")
     else:
         ready_say = Say(False, first.reason, first.message)

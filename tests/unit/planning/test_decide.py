@@ -12,7 +12,16 @@ from enginefleet_api.errors import FailureClass
 from enginefleet_api.resources import ModelDeploymentSpec
 from enginefleet_operator import labels
 from enginefleet_operator.planning.decide import decide
-from enginefleet_operator.planning.model import CreateWorkload, DeviceHolder, Failure, LabelNode, ServingPod, Snapshot, StartBuild, StartPrepare
+from enginefleet_operator.planning.model import (
+    CreateWorkload,
+    DeviceHolder,
+    Failure,
+    LabelNode,
+    ServingPod,
+    Snapshot,
+    StartBuild,
+    StartPrepare,
+)
 
 from . import worlds as w
 
@@ -33,7 +42,15 @@ def test_a_new_model_deployment_starts_exactly_one_prepare_job() -> None:
 
 def test_all_conditions_are_there_from_the_first_visit() -> None:
     s = w.apply(w.fleet(), decide(w.fleet(), w.NOW))
-    assert [c.type for c in s.status.conditions] == ["Ready", "Reconciling", "Stalled", "Prepared", "EnginesReady", "RolledOut", "ServingStale"]
+    assert [c.type for c in s.status.conditions] == [
+        "Ready",
+        "Reconciling",
+        "Stalled",
+        "Prepared",
+        "EnginesReady",
+        "RolledOut",
+        "ServingStale",
+    ]
     assert s.status.observed_generation == 1
 
 
@@ -323,7 +340,10 @@ def test_a_workload_that_no_node_runs_is_deleted_only_when_its_pods_are_gone() -
     s = w.settle(w.serving(w.passed_fleet()))
     extra = replace(s.workloads[0], name="old", uid="uid-old", label="0123456789-00000000")
     lingering = ServingPod("p", "u", "n0", "0123456789-00000000", ready=False, deleting=True)
-    assert not any(getattr(a, "name", "") == "old" for a in decide(replace(s, workloads=(*s.workloads, extra), pods=(*s.pods, lingering)), w.NOW).actions)
+    assert not any(
+        getattr(a, "name", "") == "old"
+        for a in decide(replace(s, workloads=(*s.workloads, extra), pods=(*s.pods, lingering)), w.NOW).actions
+    )
     assert any(getattr(a, "name", "") == "old" for a in decide(replace(s, workloads=(*s.workloads, extra)), w.NOW).actions)
 
 

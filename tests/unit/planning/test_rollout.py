@@ -13,13 +13,16 @@ from enginefleet_operator.labels import DRAINING
 from enginefleet_operator.planning.rollout import NodeState, State, budget, classify, step
 
 
-def node(name: str, current: str = "old", target: str = "new", *, reachable: bool = True, serving: bool = True, **more: object) -> NodeState:
+def node(
+    name: str, current: str = "old", target: str = "new", *, reachable: bool = True, serving: bool = True, **more: object
+) -> NodeState:
     base = NodeState(name, current, target, reachable, serving, pods=1 if serving else 0)
     return replace(base, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("max_unavailable", "nodes", "allowed"), [("10%", 1, 1), ("10%", 11, 2), ("0%", 5, 1), (0, 5, 1), ("100%", 7, 7), (3, 40, 3), ("25%", 8, 2)]
+    ("max_unavailable", "nodes", "allowed"),
+    [("10%", 1, 1), ("10%", 11, 2), ("0%", 5, 1), (0, 5, 1), ("100%", 7, 7), (3, 40, 3), ("25%", 8, 2)],
 )
 def test_percentages_round_up_and_never_below_one(max_unavailable: int | str, nodes: int, allowed: int) -> None:
     assert budget(max_unavailable, nodes) == allowed

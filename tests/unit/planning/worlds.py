@@ -112,7 +112,9 @@ def fleet(nodes: int = 3, **changes: Any) -> Snapshot:
 def prepare_report() -> PrepareReport:
     prepared = ResolvedPrepared(flavour="onnxruntime", precision="fp32", prepared_key="p" * 64, model=PREPARED)
     metric = Metric(name="top1", value="0.95", samples=500)
-    return PrepareReport(model=MODEL, validation="sha256:" + "3" * 64, prepared=[prepared], baseline_key="b" * 64, baseline=metric, seconds="1.0")
+    return PrepareReport(
+        model=MODEL, validation="sha256:" + "3" * 64, prepared=[prepared], baseline_key="b" * 64, baseline=metric, seconds="1.0"
+    )
 
 
 def build_report(build: EngineBuild, answer: Answer = Answer.PASS, reasons: list[str] | None = None, blob: str = BLOB) -> BuildReport:
@@ -144,7 +146,9 @@ def apply(s: Snapshot, plan: Plan) -> Snapshot:
             case StartPrepare():
                 s = replace(s, jobs=(*s.jobs, Job(a.job, f"uid-{a.job}", "prepare", a.attempt, inputs_key=a.inputs_key)))
             case CreateBuild():
-                s = replace(s, builds=(*s.builds, EngineBuild(a.name, f"uid-{a.name}", "2027-01-15T08:00:00Z", a.spec, stages.EngineBuildStatus())))
+                s = replace(
+                    s, builds=(*s.builds, EngineBuild(a.name, f"uid-{a.name}", "2027-01-15T08:00:00Z", a.spec, stages.EngineBuildStatus()))
+                )
             case StartBuild():
                 s = replace(s, jobs=(*s.jobs, Job(a.job, f"uid-{a.job}", "build", a.attempt, build=a.build)))
             case WriteBuildStatus():
