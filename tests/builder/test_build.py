@@ -267,7 +267,7 @@ def _start(bench: Bench, request: BuildRequest) -> subprocess.Popen[str]:
     path.write_text(request.model_dump_json(by_alias=True))
     return subprocess.Popen(
         [sys.executable, "-m", "enginefleet_builder.main", "build", "--request", str(path), "--json"],
-        env={"PYTHONPATH": f"{ROOT / 'crds'}:{ROOT / 'builder'}"},
+        env={"PYTHONPATH": f"{ROOT / 'crds'}:{ROOT / 'builder'}", "TMPDIR": str(bench.folder)},  # what a kill leaves goes with the test
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
