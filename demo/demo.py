@@ -269,8 +269,9 @@ class Demo:
 
     def _address(self, pod: Object) -> str:
         """Where the pod's server is reached from here."""
-        inside = f"{pod['status']['podIP']}:8080"
-        return self.site.cluster.relay(inside) if self.site.cluster is not None else inside
+        if self.site.cluster is not None:
+            return self.site.cluster.relay(f"{pod['status']['podIP']}:8080")
+        return self.site.kube.forward(NAMESPACE, _name(pod), 8080)
 
 
 def _name(item: Object) -> str:

@@ -15,6 +15,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from demo.kube import KubeError
+
 Array = NDArray[np.float32]
 
 
@@ -89,5 +91,5 @@ class Poller:
             try:
                 infer(self._where(), self._model, self._samples)
                 self.answers.append(asked_at)
-            except (OSError, LookupError, ValueError) as error:
+            except (OSError, LookupError, ValueError, KubeError) as error:
                 self.failures.append((asked_at, str(error)))

@@ -21,31 +21,49 @@ class Kube:
     def __init__(self, argv: Sequence[str]) -> None:
         self.argv = list(argv)
         self._proxy: subprocess.Popen[str] | None = None
+        self._forwards: dict[str, tuple[subprocess.Popen[str], int]] = {}
         self._port = 0
 
     def __enter__(self) -> Self:
         """Starts `kubectl proxy`, which adds the credentials to plain HTTP on this machine's loopback."""
-        self._proxy = subprocess.Popen(
-            [*self.argv, "proxy", "--port=0"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        assert self._proxy.stdout is not None
-        line = self._proxy.stdout.readline()
+        self._proxy, line = self._started("proxy", "--port=0")
         if "Starting to serve" not in line:
             self.close()
             raise KubeError(f"kubectl proxy did not start: {line.strip()}")
         self._port = int(line.rpartition(":")[2])
         return self
 
+    def _started(self, *args: str) -> tuple[subprocess.Popen[str], str]:
+        """A kubectl that stays, and the first line that it said."""
+        process = subprocess.Popen(
+            [*self.argv, *args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        assert process.stdout is not None
+        return process, process.stdout.readline()
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def close(self) -> None:
-        if self._proxy is not None:
-            self._proxy.kill()
-            self._proxy.wait()
-            if self._proxy.stdout is not None:
-                self._proxy.stdout.close()
-            self._proxy = None
+        processes = [process for process, _ in self._forwards.values()]
+        for process in [*processes, *([self._proxy] if self._proxy is not None else [])]:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        self._proxy, self._forwards = None, {}
+
+    def forward(self, namespace: str, pod: str, port: int) -> str:
+        """127.0.0.1:PORT that leads to a port of a pod, through `kubectl port-forward`; the same as long as that runs."""
+        known = self._forwards.get(f"{namespace}/{pod}:{port}")
+        if known is None or known[0].poll() is not None:
+            process, line = self._started("port-forward", "-n", namespace, f"pod/{pod}", f":{port}", "--address=127.0.0.1")
+            if "Forwarding from" not in line:
+                process.kill()
+                raise KubeError(f"kubectl port-forward to {pod}: {line.strip()}")
+            known = process, int(line.partition("->")[0].rpartition(":")[2])
+            self._forwards[f"{namespace}/{pod}:{port}"] = known
+        return f"127.0.0.1:{known[1]}"
 
     def kubectl(self, *args: str, input: str | None = None) -> str:
         """kubectl's output; KubeError with its words when it fails."""
