@@ -152,9 +152,7 @@ class Demo:
             lambda: is_settled(self._model()) and self._pods().get(node, old) is not old and self._moved(node, old),
             60,
         )
-        self.narrator.say(
-            f"served by the old pod for {(datetime.now(UTC) - began).total_seconds():.1f} s in all, now by {_name(self._pods()[node])}"
-        )
+        self.narrator.say(f"{_name(self._pods()[node])} serves, {(datetime.now(UTC) - began).total_seconds():.1f} s after the change")
         new_builds = [b for b in self.world.all("eb", NAMESPACE, model_deployment=MODEL) if _uid(b) not in builds]
         self.checks.check("classes with new engines", ["cpu-b"], sorted({b["spec"]["class"] for b in new_builds}))
         new_jobs = [j for j in self.world.all("job", NAMESPACE, model_deployment=MODEL) if _uid(j) not in jobs]
