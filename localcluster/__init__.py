@@ -1,9 +1,9 @@
 """A real Kubernetes control plane and nodes on one machine, without root, containers or images: for the demo and the tests.
 
-    with Cluster() as cluster:
-        cluster.add_image(virtual_environment("enginefleet/runtime:ort-1.24", Path(".venv")))
-        cluster.add_node(NodeSpec(name="node-a", extended={"nvidia.com/gpu": "1"}))
-        cluster.kubectl("get", "nodes")
+with Cluster() as cluster:
+    cluster.add_image(virtual_environment("enginefleet/runtime:ort-1.24", Path(".venv")))
+    cluster.add_node(NodeSpec(name="node-a", extended={"nvidia.com/gpu": "1"}))
+    cluster.kubectl("get", "nodes")
 """
 
 from localcluster.audit import AuditEvent

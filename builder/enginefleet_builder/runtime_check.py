@@ -31,7 +31,9 @@ def loaded_version(module: str) -> str | None:
     """What the library says when it is loaded, in a child process: a crash while loading must not end the check."""
     code = f"import {module}; print({module}.__version__)"
     try:
-        done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=IMPORT_SECONDS, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=IMPORT_SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     lines = done.stdout.decode(errors="replace").split()
@@ -74,7 +76,9 @@ def check(request: dict[str, object]) -> dict[str, object] | None:
     """None when the image holds the very version; else the failure (form: jobs.JobFailure)."""
     backend, wanted = str(request.get("backend")), str(request.get("version"))
     if backend not in MODULES:
-        return failure("BackendUnknown", "cannot check {!r}, only {}.".format(backend, ", ".join(MODULES)), "Correct the request.", "Permanent")
+        return failure(
+            "BackendUnknown", "cannot check {!r}, only {}.".format(backend, ", ".join(MODULES)), "Correct the request.", "Permanent"
+        )
     found = found_versions(backend)
     if found == [wanted]:
         return None

@@ -77,7 +77,7 @@ class Operator:
         if old is None or new is None or old.labels != new.labels:
             self.sweeps.add("labels")
 
-    def _class_changed(self, old: HardwareClass | None, new: HardwareClass | None) -> None:
+    def _class_changed(self, _old: HardwareClass | None, new: HardwareClass | None) -> None:
         self._everything()
         if new is None:
             self.sweeps.add("labels")

@@ -22,7 +22,7 @@ import yaml
 from botocore.config import Config
 
 from demo.kube import Kube
-from demo.world import NotInTime, Object, World, condition, diagnosis
+from demo.world import NotInTime, Object, World, condition, diagnosis, is_settled
 from localcluster import Cluster, NodeSpec, S3Endpoint
 from localcluster import tools as localtools
 from tools.images import build_images
@@ -227,8 +227,7 @@ class Site:
     def settled(self, name: str = "") -> Object | None:
         """Ready for its present generation."""
         found = self.get(name)
-        ready = found is not None and condition(found, "Ready").get("status") == "True"
-        return found if ready and found["status"]["observedGeneration"] == found["metadata"]["generation"] else None
+        return found if is_settled(found) else None
 
     def wait_ready(self, seconds: float = 90.0, name: str = "") -> Object:
         return self.fleet.wait(f"{self.namespace}/{name or self.name} is Ready", lambda: self.settled(name), seconds)

@@ -28,7 +28,8 @@ class KillProxy:
         self._host, self._port = str(parts.hostname), int(parts.port or 443)
         self._tls = ssl.create_default_context(cafile=ca_file)
         self._lock = threading.Lock()
-        self._left, self._kill = 0, lambda: None
+        self._left = 0
+        self._kill: Callable[[], None] = lambda: None
         self.writes: list[str] = []
         proxy = self
 
@@ -41,7 +42,7 @@ class KillProxy:
             def _forward(self) -> None:
                 proxy.forward(self)
 
-            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _forward
+            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _forward  # noqa: N815 - names that http.server looks for
 
         class Server(http.server.ThreadingHTTPServer):
             daemon_threads = True

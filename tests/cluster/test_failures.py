@@ -62,7 +62,7 @@ CASES = {
         'secret "absent" not found',
         False,
     ),
-    "bad URI": Case({"model": {"uri": "s3://models/nowhere/model.onnx"}}, "SourceNotFound", "nowhere/model.onnx", True),
+    "bad URI": Case({"model": {"uri": "s3://models/nowhere/model.onnx"}}, "SourceNotFound", "s3://models/nowhere/", True),
     "unknown bucket": Case({"model": {"uri": "s3://no-such-bucket/model.onnx"}}, "SourceNotFound", "no-such-bucket", True),
     "wrong digest": Case(
         {"model": {"uri": "s3://models/mnist/model.onnx", "digest": "sha256:" + "0" * 64}}, "DigestMismatch", "sha256:0000", True

@@ -19,7 +19,9 @@ def cluster() -> Iterator[Cluster]:
         running.add_image(SHELL)
         for name in ("node-a", "node-b"):
             facts = {"proc/cpuinfo": f"model name : the processor of {name}\n", "sys/module/fact": f"{name}\n"}
-            running.add_node(NodeSpec(name, labels={"pool": name}, extended={"nvidia.com/gpu": "1"} if name == "node-a" else {}, facts=facts))
+            running.add_node(
+                NodeSpec(name, labels={"pool": name}, extended={"nvidia.com/gpu": "1"} if name == "node-a" else {}, facts=facts)
+            )
         yield running
 
 
@@ -35,7 +37,9 @@ def run_pod(cluster: Cluster) -> Iterator[Callable[..., str]]:
         try:
             cluster.kubectl("wait", f"pod/{name}", f"--for=jsonpath={{.status.phase}}={phase}", "--timeout=20s")
         except Exception as error:
-            raise AssertionError(f"{error}\n{cluster.kubectl('describe', 'pod', name).stdout}\n{cluster.kubectl('logs', name, check=False).stdout}") from error
+            raise AssertionError(
+                f"{error}\n{cluster.kubectl('describe', 'pod', name).stdout}\n{cluster.kubectl('logs', name, check=False).stdout}"
+            ) from error
         return cluster.kubectl("logs", name).stdout
 
     yield run

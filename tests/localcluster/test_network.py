@@ -76,7 +76,12 @@ def test_the_s3_server_is_reached_from_pods_and_from_outside_and_keeps_its_data(
 
     def client() -> object:
         return boto3.client(
-            "s3", endpoint_url=s3.outside, aws_access_key_id=s3.access_key, aws_secret_access_key=s3.secret_key, region_name=s3.region, config=config
+            "s3",
+            endpoint_url=s3.outside,
+            aws_access_key_id=s3.access_key,
+            aws_secret_access_key=s3.secret_key,
+            region_name=s3.region,
+            config=config,
         )
 
     client().create_bucket(Bucket="engines")  # type: ignore[attr-defined]

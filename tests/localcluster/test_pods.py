@@ -47,7 +47,9 @@ def test_a_pod_says_which_digest_it_runs(cluster: Cluster, run_pod: RunPod) -> N
     digest = cluster.add_image(Image("test/digest:1", env={"A": "1"}))
     run_pod("true", image=f"test/digest@{digest}")
     found = json.loads(cluster.kubectl("get", "pods", "-o", "json").stdout)["items"]
-    assert [p["status"]["containerStatuses"][0]["imageID"] for p in found if "digest" in p["spec"]["containers"][0]["image"]] == [f"test/digest:1@{digest}"]
+    assert [p["status"]["containerStatuses"][0]["imageID"] for p in found if "digest" in p["spec"]["containers"][0]["image"]] == [
+        f"test/digest:1@{digest}"
+    ]
 
 
 def test_a_container_without_a_command_runs_the_entrypoint_and_its_own_variables_win(cluster: Cluster, run_pod: RunPod) -> None:
@@ -87,7 +89,13 @@ def test_a_pod_of_a_namespace_that_enforces_restricted_runs(cluster: Cluster) ->
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True},
         "volumeMounts": [{"name": "work", "mountPath": "/work"}],
     }
-    security = {"runAsNonRoot": True, "runAsUser": 65532, "runAsGroup": 65532, "fsGroup": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
+    security = {
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "runAsGroup": 65532,
+        "fsGroup": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
     script = "echo text > /work/file; echo text > /tmp/file; test -w /dev/shm; test -s /var/run/secrets/kubernetes.io/serviceaccount/token; ! touch /etc/x"
     body = pod("tight", script, container=container, securityContext=security, volumes=[{"name": "work", "emptyDir": {}}])
     cluster.kubectl("apply", "-n", "strict", "-f", "-", input=json.dumps(body))
@@ -136,7 +144,9 @@ def test_a_job_leaves_its_termination_message_and_init_containers_go_first(clust
     body = pod("message", script, container=mounts, initContainers=[first], volumes=[{"name": "work", "emptyDir": {}}])
     cluster.kubectl("apply", "-f", "-", input=json.dumps(body))
     cluster.kubectl("wait", "pod/message", "--for=jsonpath={.status.phase}=Failed", "--timeout=20s")
-    ended = json.loads(cluster.kubectl("get", "pod", "message", "-o", "json").stdout)["status"]["containerStatuses"][0]["state"]["terminated"]
+    ended = json.loads(cluster.kubectl("get", "pod", "message", "-o", "json").stdout)["status"]["containerStatuses"][0]["state"][
+        "terminated"
+    ]
     assert (ended["message"], ended["exitCode"]) == ("first\n", 3)
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from pydantic import ValidationError
 
 from enginefleet_api.errors import EnvironmentFault, PermanentError
 from enginefleet_api.jobs import EngineManifest
+from enginefleet_builder.backends import ort_session
+from enginefleet_builder.backends.threads import resolve_threads
 from enginefleet_builder.fetch import MANIFEST, MODEL_NAME_VARIABLE
-from enginefleet_builder.probe import EXECUTION_PROVIDERS, onnxruntime_facts
+from enginefleet_builder.probe import onnxruntime_facts
 from enginefleet_builder.store.base import sha256_of
 
 from .protocol import DATATYPE_OF_ORT, Tensor
@@ -51,12 +52,10 @@ def load(folder: Path) -> Engine:
     if wanted is not None and found != wanted:
         message = f"this image has ONNX Runtime {found}, the engine was proven with {wanted}."
         raise EnvironmentFault("RuntimeMismatch", message, f"Serve with an image that has ONNX Runtime {wanted}.")
-    options = onnxruntime.SessionOptions()  # type: ignore[attr-defined]
-    threads = str(manifest.recipe.get("threads", "auto"))
-    if threads != "auto":
-        options.intra_op_num_threads = int(threads)
+    threads = resolve_threads(str(manifest.recipe.get("threads", "auto")))
     try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=[EXECUTION_PROVIDERS[provider]])  # type: ignore[attr-defined]
+        # as it was judged: same threads, not optimized a second time
+        session = ort_session.load(path, threads)
     except Exception as error:
         # ONNX Runtime's exceptions have no common base of their own.
         raise PermanentError(

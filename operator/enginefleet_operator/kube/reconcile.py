@@ -68,8 +68,9 @@ class Reconcilers:
     def _count_builds(self, snapshot: Snapshot, plan: Plan) -> None:
         before = {b.name: b.status.phase for b in snapshot.builds}
         for action in plan.actions:
-            if isinstance(action, WriteBuildStatus) and (phase := str(action.status.get("phase"))) != before.get(action.name):
-                if phase in ("Passed", "Failed", "Inconclusive"):
+            if isinstance(action, WriteBuildStatus):
+                phase = str(action.status.get("phase"))
+                if phase != before.get(action.name) and phase in ("Passed", "Failed", "Inconclusive"):
                     self._metrics.builds.labels(phase).inc()
 
     async def hardware_class(self, key: str) -> float:

@@ -149,7 +149,7 @@ def _probe(s: ClassSnapshot, host_digest: str, members: list[Node], state: Probe
         record = ProbedRuntime(
             image=image, image_digest=digest, host_digest=host_digest, runtime=job.report.runtime, at=retry.timestamp(now)
         )
-        return _Probe(_with(state, image, host_digest, job, attempts=number), record)
+        return _Probe(ProbeState(job=job.name, attempts=number, image=image, host_digest=host_digest, node=job.node), record)
     failure = job.failure or Failure(
         FailureClass.TRANSIENT, "ReportMissing", f"Job {name} ended without a readable report or image digest."
     )
@@ -157,10 +157,6 @@ def _probe(s: ClassSnapshot, host_digest: str, members: list[Node], state: Probe
     kept = ProbeState.model_validate({**after.model_dump(), "image": image, "host_digest": host_digest, "node": job.node})
     event = Event(failure.reason, f"Probing {image} failed: {failure.message}", warning=True)
     return _Probe(kept, events=(event,), message=f"{failure.reason}: {failure.message}", wake_at=retry.due_at(after))
-
-
-def _with(state: ProbeState | None, image: str, host_digest: str, job: Job, attempts: int) -> ProbeState:
-    return ProbeState(job=job.name, attempts=attempts, image=image, host_digest=host_digest, node=job.node)
 
 
 def image_digest(image_id: str, image: str) -> str:

@@ -11,12 +11,12 @@ from enginefleet_api.identity import (
     Json,
     digest,
     engine_key,
-    gate_key,
     key_of,
     release_id,
     revision_id,
 )
 from enginefleet_api.jobs import BuildRequest, PrepareReport, PrepareRequest, Source, StoreRef
+from enginefleet_api.keys import gate_key_of
 from enginefleet_api.resources import EngineStoreSpec, ModelDeploymentSpec, Resolved, Validation
 
 FLAVOUR = "onnxruntime"
@@ -136,23 +136,6 @@ def release(spec: ModelDeploymentSpec, pinned: Resolved, image_digest: str) -> s
     return release_id(revision=revision(spec, pinned), image_digest=image_digest, template=template_identity(spec))
 
 
-def gate(spec: ModelDeploymentSpec, pinned: Resolved) -> str:
-    """The gate key: baseline, thresholds, required classes, minimum samples, speed limits."""
-    v = spec.validation
-    acceptance: dict[str, Json] = {}
-    if v is not None:
-        acceptance |= {
-            "accuracy": v.acceptance.to_json_dict(),
-            "requiredClasses": list(v.required_classes),
-            "minSamples": v.min_samples,
-            "onDevice": v.on_device.max_samples,
-        }
-    if spec.benchmark.acceptance is not None:
-        acceptance["speed"] = spec.benchmark.acceptance.to_json_dict()
-    acceptance["batchSizes"] = list(spec.benchmark.batch_sizes)
-    return gate_key(baseline=pinned.baseline_key or "none", acceptance=acceptance)
-
-
 def build_request(
     namespace: str,
     name: str,
@@ -174,7 +157,7 @@ def build_request(
     return BuildRequest(
         name=f"{namespace}/{name}",
         engine_key=engine_key(prepared_model=prepared["model"], recipe=settings, fingerprint=fingerprint, version=pinned.engine_recipe),
-        gate_key=gate(spec, pinned),
+        gate_key=gate_key_of(spec.validation, spec.benchmark, pinned.baseline_key),
         baseline_key=pinned.baseline_key,
         prepared_key=prepared["preparedKey"],
         prepared_model=prepared["model"],

@@ -294,7 +294,7 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
             status = status.model_copy(update={"phase": "Waiting", "engine": None, "message": lost})
         if status.phase == "Passed":
             passed[want.name] = status
-        elif status.phase not in ("Failed",) or not retry.is_permanent(status.build):
+        elif status.phase != "Failed" or not retry.is_permanent(status.build):
             jobs = [j for j in s.jobs if j.role == "build" and j.build == want.name]
             found = attempt(s, jobs, status.build, want.name[:40], (want.name,), now)
             status, new_events = _advance(s, want, status, found, now)
@@ -428,9 +428,11 @@ def obsolete_builds(s: Snapshot, stage: BuildStage) -> list[Action]:
     old: list[EngineBuild] = [b for b in s.builds if b.name not in wanted and b.name not in serving and not b.deleting]
     old.sort(key=lambda b: (b.created, b.name), reverse=True)
     actions: list[Action] = [Delete("EngineBuild", b.name, b.uid, "older than historyLimit") for b in old[s.spec.history_limit :]]
-    for job in s.jobs:
-        if job.role == "build" and job.build not in wanted and job.active and not job.deleting:
-            actions.append(Delete("Job", job.name, job.uid, "nothing wants its engine any more"))
+    actions += [
+        Delete("Job", j.name, j.uid, "nothing wants its engine any more")
+        for j in s.jobs
+        if j.role == "build" and j.build not in wanted and j.active and not j.deleting
+    ]
     return actions
 
 

@@ -114,7 +114,7 @@ def _conditions(
     prepare_wait = next((w for w in wait if w.stage == "prepare"), None)
     build_wait = next((w for w in wait if w.stage == "build"), None)
     rollout_wait = next((w for w in wait if w.stage == "rollout"), None)
-    stale = [n for c in served.classes for n in c.nodes if _stale(s, c, n)]
+    stale = [n for c in served.classes for n in c.nodes if rollout.classify(n) is State.STALE]
     engines = bool(stage.wanted) and len(stage.passed) == len(stage.wanted)
     return {
         "Ready": ready_say,
@@ -124,7 +124,7 @@ def _conditions(
             first.message if first and not stalled else "",
         ),
         "Stalled": Say(stalled is not None, stalled.reason if stalled else "Progressing", stalled.message if stalled else ""),
-        "Prepared": Say(True, "Prepared", f"Model {s_model(prepared)} is prepared.")
+        "Prepared": Say(True, "Prepared", f"Model {_model(prepared)} is prepared.")
         if is_prepared
         else Say(
             False,
@@ -151,11 +151,7 @@ def _conditions(
     }
 
 
-def _stale(s: Snapshot, c: ClassRollout, node: rollout.NodeState) -> bool:
-    return rollout.classify(node) is State.STALE
-
-
-def s_model(prepared: Prepared | None) -> str:
+def _model(prepared: Prepared | None) -> str:
     return prepared.resolved.model[:19] + "…" if prepared is not None and prepared.resolved is not None else ""
 
 

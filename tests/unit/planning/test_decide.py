@@ -301,7 +301,8 @@ def test_a_new_runtime_image_keeps_the_old_pods_until_the_new_engine_passed() ->
     assert s.nodes == old
     assert condition(s, "ServingStale")[0] == "True"
     build = next(b for b in s.builds if b.status.phase == "Building")
-    s = w.apply(*(lambda x: (x, decide(x, w.NOW)))(w.end_job(s, "build", report=w.build_report(build, blob="sha256:" + "f" * 64))))
+    s = w.end_job(s, "build", report=w.build_report(build, blob="sha256:" + "f" * 64))
+    s = w.apply(s, decide(s, w.NOW))
     plan = decide(s, w.NOW)
     s = w.apply(s, plan)
     moving = [n.labels[labels.release_key("vision", "m")] for n in s.nodes]

@@ -9,6 +9,7 @@ from enginefleet_api import fingerprint
 from enginefleet_api.documents import Answer, Metric
 from enginefleet_api.jobs import BuildReport, PrepareReport, ResolvedPrepared
 from enginefleet_api.resources import (
+    EngineBuildStatus,
     EngineStoreSpec,
     HardwareClassSpec,
     HardwareClassStatus,
@@ -17,7 +18,6 @@ from enginefleet_api.resources import (
     NodeFingerprintSpec,
 )
 from enginefleet_operator import labels
-from enginefleet_operator.planning import stages
 from enginefleet_operator.planning.decide import decide
 from enginefleet_operator.planning.model import (
     CreateBuild,
@@ -147,12 +147,12 @@ def apply(s: Snapshot, plan: Plan) -> Snapshot:
                 s = replace(s, jobs=(*s.jobs, Job(a.job, f"uid-{a.job}", "prepare", a.attempt, inputs_key=a.inputs_key)))
             case CreateBuild():
                 s = replace(
-                    s, builds=(*s.builds, EngineBuild(a.name, f"uid-{a.name}", "2027-01-15T08:00:00Z", a.spec, stages.EngineBuildStatus()))
+                    s, builds=(*s.builds, EngineBuild(a.name, f"uid-{a.name}", "2027-01-15T08:00:00Z", a.spec, EngineBuildStatus()))
                 )
             case StartBuild():
                 s = replace(s, jobs=(*s.jobs, Job(a.job, f"uid-{a.job}", "build", a.attempt, build=a.build)))
             case WriteBuildStatus():
-                done = [replace(b, status=stages.EngineBuildStatus.model_validate(a.status)) if b.name == a.name else b for b in s.builds]
+                done = [replace(b, status=EngineBuildStatus.model_validate(a.status)) if b.name == a.name else b for b in s.builds]
                 s = replace(s, builds=tuple(done))
             case CreateWorkload():
                 w = Workload(a.name, f"uid-{a.name}", a.hardware_class, a.spec.fingerprint, a.label, a.build, a.spec.image_digest, a.blob)
