@@ -39,6 +39,7 @@ class Operator:
     def __init__(self, client: ApiClient, lease_client: ApiClient, metrics: metrics_.Metrics, settings: Settings, timing: Timing) -> None:
         self.models: WorkQueue[str] = WorkQueue()
         self.classes: WorkQueue[str] = WorkQueue()
+        self.stores: WorkQueue[str] = WorkQueue()
         self.sweeps: WorkQueue[str] = WorkQueue()
         self.stop = asyncio.Event()
         self.failed = ""
@@ -53,7 +54,12 @@ class Operator:
         self.children = [self._owned(client, kind) for kind in (JOBS, DAEMONSETS, PODS)]
         world = World(self.nodes.items, self.fingerprints.items, self.hardware.items)
         self.reconcilers = Reconcilers(client, world, settings, self.recorder, metrics)
-        for name, queue in (("modeldeployment", self.models), ("hardwareclass", self.classes), ("sweep", self.sweeps)):
+        for name, queue in (
+            ("modeldeployment", self.models),
+            ("hardwareclass", self.classes),
+            ("enginestore", self.stores),
+            ("sweep", self.sweeps),
+        ):
             metrics.watch_queue(name, queue)
 
     def _owned(self, client: ApiClient, resource: Resource) -> Reflector[tuple[str, str, str]]:
@@ -111,6 +117,7 @@ class Operator:
         self.sweeps.add("labels")
         jobs = [work(self.models, self.reconcilers.model, outcome=self.metrics.outcome_of("modeldeployment")) for _ in range(WORKERS)]
         jobs += [work(self.classes, self.reconcilers.hardware_class, outcome=self.metrics.outcome_of("hardwareclass")) for _ in range(2)]
+        jobs += [work(self.stores, self.reconcilers.store, outcome=self.metrics.outcome_of("enginestore"))]
         jobs += [work(self.sweeps, self.reconcilers.sweep, outcome=self.metrics.outcome_of("sweep"))]
         logger.info(
             "leading: %d nodes, %d classes, %d model deployments",
@@ -133,7 +140,7 @@ class Operator:
             self.stop.set()
 
     async def close(self) -> None:
-        for queue in (self.models, self.classes, self.sweeps):
+        for queue in (self.models, self.classes, self.stores, self.sweeps):
             queue.close()
         for task in self._tasks:
             task.cancel()
@@ -199,7 +206,8 @@ def handlers(operator: Operator, access: Access) -> kopf.OperatorRegistry:
         operator.models.add(f"{namespace}/{spec.get('modelDeployment', '')}")
 
     @kopf.on.event("enginefleet.io", "v1alpha1", "enginestores", registry=registry)
-    async def store_event(namespace: str | None, **_: Any) -> None:
+    async def store_event(namespace: str | None, name: str | None, **_: Any) -> None:
+        operator.stores.add(f"{namespace}/{name}")
         for key in operator.model_keys.items:
             if key.startswith(f"{namespace}/"):
                 operator.models.add(key)

@@ -6,17 +6,18 @@ import logging
 import time
 from collections.abc import Callable
 
-from enginefleet_api.resources import API_VERSION
+from enginefleet_api.resources import API_VERSION, EngineStoreSpec, EngineStoreStatus
 
 from .. import labels
 from ..planning.classes import decide_class, orphaned_labels
 from ..planning.decide import decide
 from ..planning.model import Plan, Settings, Snapshot, WriteBuildStatus
+from ..planning.stores import decide_store
 from . import act, views
 from .client import ApiClient
 from .errors import Conflict
 from .events import EventRecorder
-from .kinds import MODEL_DEPLOYMENTS
+from .kinds import ENGINE_STORES, MODEL_DEPLOYMENTS
 from .metrics import Metrics
 from .observe import World, observe_class, observe_model
 
@@ -90,6 +91,18 @@ class Reconcilers:
             return SOON
         act.record(self._recorder, obj, plan.events)
         return _after(plan.wake_at, now)
+
+    async def store(self, key: str) -> float:
+        namespace, _, name = key.partition("/")
+        obj = await self._client.get(ENGINE_STORES, name, namespace)
+        spec = views.parse(EngineStoreSpec, (obj or {}).get("spec")) if obj is not None else None
+        if obj is None or spec is None or "deletionTimestamp" in obj["metadata"]:
+            return RESYNC
+        status = views.parse(EngineStoreStatus, obj.get("status")) or EngineStoreStatus()
+        plan = decide_store(spec, status, obj["metadata"].get("generation", 0), self._clock())
+        if plan.status is not None:
+            await act.write_status(self._client, API_VERSION, "EngineStore", name, namespace, plan.status)
+        return RESYNC
 
     async def sweep(self, _: str) -> float:
         """Take back labels whose owner is gone. Lists live: a label must not be lost to a watch that lags."""

@@ -194,6 +194,7 @@ def serving_pod(obj: Object) -> ServingPod:
         workload_label=meta.get("labels", {}).get(labels.RELEASE, ""),
         ready=ready and "deletionTimestamp" not in meta,
         deleting="deletionTimestamp" in meta,
+        created=epoch(meta.get("creationTimestamp")),
         trouble=None if ready else serving_trouble(obj),
     )
 

@@ -123,6 +123,7 @@ class ServingPod:
     workload_label: str
     ready: bool
     deleting: bool = False
+    created: float = 0.0
     trouble: tuple[str, str] | None = None
     """(reason, message) when it can't serve: a refused fetch, a crash loop, an image that can't be pulled."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from enginefleet_api.base import seconds
 from enginefleet_api.identity import object_name
 from enginefleet_api.resources import EngineBuildStatus, Resolved
 
@@ -37,7 +38,9 @@ class Serving:
     actions: tuple[Action, ...]
 
 
-def serving(s: Snapshot, pinned: Resolved | None, wanted: tuple[Wanted, ...], passed: Mapping[str, EngineBuildStatus]) -> Serving:
+def serving(
+    s: Snapshot, pinned: Resolved | None, wanted: tuple[Wanted, ...], passed: Mapping[str, EngineBuildStatus], now: float
+) -> Serving:
     """A node's target is the label of the engine that passed for its fingerprint; without one it keeps what it has."""
     key = labels.release_key(s.namespace, s.name)
     actions: list[Action] = []
@@ -61,7 +64,7 @@ def serving(s: Snapshot, pinned: Resolved | None, wanted: tuple[Wanted, ...], pa
     actions += [create for name, create in creates.items() if name not in existing]
     results: list[ClassRollout] = []
     for hardware_class in targets(s):
-        states = tuple(_state(s, key, node, goal.get(node.name, "")) for node in nodes_of(s, hardware_class))
+        states = tuple(_state(s, key, node, goal.get(node.name, ""), now) for node in nodes_of(s, hardware_class))
         flips, held = rollout.step(states, s.spec.rollout.max_unavailable, s.spec.rollout.max_failures, s.spec.paused)
         stale = [state.current.removeprefix(labels.DRAINING) for state in states if rollout.classify(state) is rollout.State.STALE]
         results.append(
@@ -89,7 +92,7 @@ def service_name(name: str, uid: str) -> str:
     return name if "." not in name and len(name) <= 63 and name[:1].isalpha() else object_name(name, uid, "service")
 
 
-def _state(s: Snapshot, key: str, node: Node, target: str) -> rollout.NodeState:
+def _state(s: Snapshot, key: str, node: Node, target: str, now: float) -> rollout.NodeState:
     current = node.labels.get(key, "")
     pods = [p for p in s.pods if p.node == node.name]
     mine = [p for p in pods if p.workload_label == current and not p.deleting]
@@ -100,13 +103,18 @@ def _state(s: Snapshot, key: str, node: Node, target: str) -> rollout.NodeState:
         reachable=node.ready,
         serving=any(p.ready for p in mine),
         pods=len(pods),
-        failed=any(_broken(p) for p in mine),
+        failed=any(_failed(s, p, now) for p in mine),
         schedulable=not node.unschedulable,
     )
 
 
-def _broken(pod: ServingPod) -> bool:
-    return pod.trouble is not None and not pod.ready
+def _failed(s: Snapshot, pod: ServingPod, now: float) -> bool:
+    """It says why it can't serve, or progressDeadline has passed without a word."""
+    return not pod.ready and (pod.trouble is not None or now >= overdue_at(s, pod))
+
+
+def overdue_at(s: Snapshot, pod: ServingPod) -> float:
+    return pod.created + seconds(s.spec.rollout.progress_deadline)
 
 
 def _unlabel(s: Snapshot, key: str) -> list[Action]:

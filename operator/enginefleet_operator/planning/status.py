@@ -215,7 +215,7 @@ def _waits(s: Snapshot, problems: tuple[Problem, ...], prepared: Prepared | None
             continue
         failed = [n for n in moving if rollout.classify(n) is State.FAILED]
         if failed:
-            trouble = next((p.trouble for p in s.pods if p.node == failed[0].name and p.trouble is not None), ("", "its pod fails"))
+            trouble = next((p.trouble for p in s.pods if p.node == failed[0].name and p.trouble is not None), _overdue(s))
             text = f"{c.hardware_class.name}: on node {failed[0].name}: {trouble[0]}: {trouble[1]}"
             found.append(Wait("rollout", trouble[0] or "PodFailing", text + (f"; {c.held}" if c.held else "")))
         else:
@@ -228,6 +228,10 @@ def _waits(s: Snapshot, problems: tuple[Problem, ...], prepared: Prepared | None
                 )
             )
     return found
+
+
+def _overdue(s: Snapshot) -> tuple[str, str]:
+    return "ProgressDeadlineExceeded", f"its pod is not ready after {s.spec.rollout.progress_deadline} and gives no reason."
 
 
 def _unknown(s: Snapshot, hardware_class: str, nodes: list[str]) -> str:
@@ -300,5 +304,5 @@ def _trouble(s: Snapshot, node: rollout.NodeState) -> NodeTrouble:
         return NodeTrouble(
             node=node.name, state="unreachable", reason="NodeNotReady", message="The node is not Ready; it catches up when it is back."
         )
-    reason, message = next((p.trouble for p in s.pods if p.node == node.name and p.trouble is not None), ("PodFailing", ""))
+    reason, message = next((p.trouble for p in s.pods if p.node == node.name and p.trouble is not None), _overdue(s))
     return NodeTrouble(node=node.name, state="failed", reason=reason, message=message[:512])

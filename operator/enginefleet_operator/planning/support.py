@@ -60,6 +60,10 @@ def unsupported_class(spec: HardwareClassSpec) -> Iterator[str]:
         yield "spec.runtime.candidateImage: leave it out"
     if spec.builds.windows or spec.builds.when_busy != "Wait" or spec.builds.max_concurrent != 1:
         yield "spec.builds: leave windows out, whenBusy Wait and maxConcurrent 1"
+    if spec.builds.memory_reserve != "1Gi":
+        yield f"spec.builds.memoryReserve {spec.builds.memory_reserve}: only GPU backends will use it; leave it out"
+    if spec.runtime.python != "python3":
+        yield f"spec.runtime.python {spec.runtime.python}: only GPU backends will use it; leave it out"
     if spec.prepare.mode != "Local":
         yield f"spec.prepare.mode {spec.prepare.mode}: write Local"
     if spec.on_version_change != "Rebuild":
