@@ -78,7 +78,8 @@ class Chain:
         writes = self.site.writes(since) or []
         assert self.site.cluster is not None
         leases = sum(
-            event.is_write and event.received >= since and event.resource == "leases" for event in self.site.cluster.audit_events()
+            event.is_write and event.received >= since and event.resource == "leases" and event.namespace == SYSTEM
+            for event in self.site.cluster.audit_events()
         )
         per_minute = 60.0 / STEADY_SECONDS
         return {"writes_per_minute": round(len(writes) * per_minute, 2), "lease_renewals_per_minute": round(leases * per_minute, 1)}
