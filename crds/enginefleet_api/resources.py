@@ -445,6 +445,7 @@ class EngineBuildStatus(Contract):
     retry_token: str = ""
     engine: dict[str, Any] | None = None
     """{blob, size, adopted}"""
+    passed_at: str = ""
     accuracy: dict[str, Any] | None = None
     latency: list[dict[str, Any]] = Field(default_factory=list)
     durations: dict[str, str] = Field(default_factory=dict)

@@ -20,7 +20,18 @@ from .kube import views
 from .kube.access import Access
 from .kube.client import ApiClient
 from .kube.events import EventRecorder
-from .kube.kinds import DAEMONSETS, HARDWARE_CLASSES, JOBS, MODEL_DEPLOYMENTS, NODE_FINGERPRINTS, NODES, PODS, Resource
+from .kube.kinds import (
+    DAEMONSETS,
+    HARDWARE_CLASSES,
+    JOBS,
+    MODEL_DEPLOYMENTS,
+    NAMESPACES,
+    NODE_FINGERPRINTS,
+    NODES,
+    PODS,
+    SERVICES,
+    Resource,
+)
 from .kube.lease import LeaderElection, Timing
 from .kube.nodes import NodeView, project_node
 from .kube.observe import World
@@ -51,7 +62,8 @@ class Operator:
         self.fingerprints = Reflector(client, NODE_FINGERPRINTS, project=views.node_fingerprint, on_event=lambda *_: self._everything())
         self.hardware = Reflector(client, HARDWARE_CLASSES, project=views.hardware_class, on_event=self._class_changed)
         self.model_keys = Reflector(client, MODEL_DEPLOYMENTS, project=_key, on_event=lambda *_: self.sweeps.add("labels"))
-        self.children = [self._owned(client, kind) for kind in (JOBS, DAEMONSETS, PODS)]
+        self.children = [self._owned(client, kind) for kind in (JOBS, DAEMONSETS, PODS, SERVICES)]
+        self.namespaces = Reflector(client, NAMESPACES, project=_namespace, on_event=self._namespace_changed)
         world = World(self.nodes.items, self.fingerprints.items, self.hardware.items)
         self.reconcilers = Reconcilers(client, world, settings, self.recorder, metrics)
         for name, queue in (
@@ -70,7 +82,7 @@ class Operator:
 
     @property
     def reflectors(self) -> Sequence[Reflector[Any]]:
-        return (self.nodes, self.fingerprints, self.hardware, self.model_keys, *self.children)
+        return (self.nodes, self.fingerprints, self.hardware, self.model_keys, self.namespaces, *self.children)
 
     def _everything(self) -> None:
         for key in self.model_keys.items:
@@ -87,6 +99,12 @@ class Operator:
         self._everything()
         if new is None:
             self.sweeps.add("labels")
+
+    def _namespace_changed(self, _old: tuple[str, str] | None, new: tuple[str, str] | None) -> None:
+        """Its labels decide which classes allow it."""
+        for key in self.model_keys.items:
+            if new is not None and key.startswith(f"{new[0]}/"):
+                self.models.add(key)
 
     def _child_changed(self, old: tuple[str, str, str] | None, new: tuple[str, str, str] | None) -> None:
         for view in (old, new):
@@ -157,6 +175,10 @@ def _key(obj: Any) -> str:
     return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
 
 
+def _namespace(obj: Any) -> tuple[str, str]:
+    return obj["metadata"]["name"], repr(sorted(obj["metadata"].get("labels", {}).items()))
+
+
 def _concerns(obj: Any) -> tuple[str, str, str]:
     """(ModelDeployment key, HardwareClass name, resourceVersion)"""
     meta = obj["metadata"]
@@ -218,7 +240,9 @@ def handlers(operator: Operator, access: Access) -> kopf.OperatorRegistry:
 async def run(arguments: argparse.Namespace) -> int:
     """Until SIGTERM or until it must end: exit code 0 or 1."""
     metrics = metrics_.Metrics()
-    settings = Settings(namespace=arguments.namespace, retry_base=arguments.retry_base, cache_path=arguments.cache_path)
+    settings = Settings(
+        namespace=arguments.namespace, retry_base=arguments.retry_base, cache_path=arguments.cache_path, leave_grace=arguments.leave_grace
+    )
     timing = Timing(duration=arguments.lease_seconds, deadline=arguments.lease_seconds * 2 / 3, renew=arguments.lease_seconds / 3)
     async with (
         await ApiClient.connect(arguments.kubeconfig, observer=metrics.request) as client,
@@ -261,6 +285,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--lease-seconds", type=int, default=int(env.get("ENGINEFLEET_LEASE_SECONDS", "45")))
     parser.add_argument(
         "--cache-path", default=env.get("ENGINEFLEET_CACHE_PATH", Settings().cache_path), help="node cache folder of the agent"
+    )
+    parser.add_argument(
+        "--leave-grace",
+        type=float,
+        default=float(env.get("ENGINEFLEET_LEAVE_GRACE", str(Settings().leave_grace))),
+        help="seconds for which a node that no longer matches its class keeps its labels",
     )
     parser.add_argument("--verbose", action="store_true")
     return parser.parse_args(argv)

@@ -5,12 +5,14 @@ Each test gets namespaces and HardwareClasses of its own. The operator runs with
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -47,7 +49,7 @@ class OperatorProcess:
         assert self._process is None
         path = os.pathsep.join(str(ROOT / part) for part in ("crds", "operator"))
         argv = [sys.executable, "-m", "enginefleet_operator.app", "--kubeconfig", str(server or self.kubeconfig)]
-        given = {"retry-base": "1", "lease-seconds": "45", "host": "127.0.0.1", "port": "0"} | {
+        given = {"retry-base": "1", "leave-grace": "3", "lease-seconds": "45", "host": "127.0.0.1", "port": "0"} | {
             k.replace("_", "-"): v for k, v in flags.items()
         }
         for name, value in given.items():
@@ -134,8 +136,18 @@ class Fleet:
     def quiet(self, site: Site, seconds: float = 3.0) -> None:
         """Nothing of this site changes for a while: no Job, no write of ours."""
         before = site.versions()
-        disturbed = self.world.quiet(seconds, lambda: "" if site.versions() == before else _difference(before, site.versions()))
+        disturbed = self.world.quiet(seconds, functools.partial(_changed, site, before))
         assert disturbed == ""
+
+    def calm(self, site: Site, seconds: float = 1.5, within: float = 60.0) -> None:
+        """Wait until nothing of this site has changed for a while."""
+        deadline = time.monotonic() + within
+        while True:
+            before = site.versions()
+            disturbed = self.world.quiet(seconds, functools.partial(_changed, site, before))
+            if not disturbed:
+                return
+            assert time.monotonic() < deadline, f"never calm: {disturbed}"
 
     def diagnosis(self) -> str:
         return diagnosis(self.world)
@@ -155,7 +167,11 @@ def phase(build: Object) -> str:
     return str(build.get("status", {}).get("phase", ""))
 
 
-def _difference(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+def _changed(site: Site, before: Mapping[str, str]) -> str:
+    """What has changed since; empty when nothing has."""
+    after = site.versions()
+    if after == before:
+        return ""
     changed = [key for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key)]
     return f"changed: {', '.join(changed)}"
 

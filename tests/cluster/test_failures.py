@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 from localcluster import NodeSpec
 
-from .fleet import Fleet, Site
+from .fleet import MNIST, Fleet, Site
 
 
 def _nan_model() -> bytes:
@@ -72,12 +72,12 @@ CASES = {
         "ModelTruncated",
         "",
         True,
-        {"bad/corrupt.onnx": lambda: b"\x08\x08\x12\x07pytorch" * 50},
+        {"bad/corrupt.onnx": lambda: (MNIST / "model.onnx").read_bytes()[:100_000]},
     ),
     "git-lfs pointer": Case(
         {"model": {"uri": "s3://models/bad/pointer.onnx"}},
-        "NotAModel",
-        "lfs",
+        "SourceIsLfsPointer",
+        "git lfs pull",
         True,
         {"bad/pointer.onnx": lambda: b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 12345\n"},
     ),

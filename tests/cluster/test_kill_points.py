@@ -14,7 +14,7 @@ import yaml
 from .fleet import Fleet, OperatorProcess, Site, phase, token_kubeconfig
 from .killer import KillProxy
 
-SWEEP = range(1, 31, 1 if os.environ.get("ENGINEFLEET_SWEEP") else 7)
+SWEEP = range(1, 31, 1 if os.environ.get("ENGINEFLEET_SWEEP") else 9)
 END = {"workloads": 1, "pods": ["node-b1"], "ready": "True", "rollout": "1/1"}
 
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from enginefleet_api.errors import EnvironmentFault, TransientFault
+from enginefleet_api.errors import EngineFleetError, EnvironmentFault, TransientFault
 from enginefleet_api.resources import API_VERSION
 
 from ..planning.classes import ClassSnapshot
@@ -37,23 +37,40 @@ OBSERVATIONS = "enginefleet-observations"
 """Field manager stem of what the operator adds to a NodeFingerprint; the agent owns the rest."""
 
 
-async def act_model(client: ApiClient, snapshot: Snapshot, actions: Iterable[Action]) -> None:
+async def act_model(client: ApiClient, snapshot: Snapshot, actions: Iterable[Action]) -> tuple[str, str] | None:
+    """Every action, whatever became of the one before; (reason, message) of the first that was refused.
+
+    A quota that refuses a Job must not keep a drained node from its release. Conflicts and an API server that is away end the pass.
+    """
+    refused: tuple[str, str] | None = None
     for action in actions:
-        match action:
-            case StartPrepare():
-                await _create(client, manifests.prepare_job(snapshot, action))
-            case CreateBuild():
-                await _create(client, manifests.engine_build(snapshot, action))
-            case StartBuild():
-                await _create(client, manifests.build_job(snapshot, action))
-            case CreateWorkload():
-                await _create(client, manifests.workload(snapshot, action))
-            case CreateService():
-                await _create(client, manifests.service(snapshot, action))
-            case WriteBuildStatus():
-                await write_status(client, API_VERSION, "EngineBuild", action.name, snapshot.namespace, action.status)
-            case _:
-                await _common(client, action, snapshot.namespace)
+        try:
+            await _act_model(client, snapshot, action)
+        except (Conflict, TransientFault):
+            raise
+        except EngineFleetError as error:
+            name = getattr(action, "name", getattr(action, "job", ""))
+            logger.warning("%s %s: %s", type(action).__name__, name, error)
+            refused = refused or (f"{type(action).__name__}Refused", f"{name}: {error.message}")
+    return refused
+
+
+async def _act_model(client: ApiClient, snapshot: Snapshot, action: Action) -> None:
+    match action:
+        case StartPrepare():
+            await _create(client, manifests.prepare_job(snapshot, action))
+        case CreateBuild():
+            await _create(client, manifests.engine_build(snapshot, action))
+        case StartBuild():
+            await _create(client, manifests.build_job(snapshot, action))
+        case CreateWorkload():
+            await _create(client, manifests.workload(snapshot, action))
+        case CreateService():
+            await _create(client, manifests.service(snapshot, action))
+        case WriteBuildStatus():
+            await write_status(client, API_VERSION, "EngineBuild", action.name, snapshot.namespace, action.status)
+        case _:
+            await _common(client, action, snapshot.namespace)
 
 
 async def act_class(client: ApiClient, snapshot: ClassSnapshot, actions: Iterable[Action]) -> None:

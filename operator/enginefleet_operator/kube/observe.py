@@ -49,7 +49,6 @@ async def observe_model(client: ApiClient, world: World, settings: Settings, nam
         )
     owned_builds = [b for b in builds.result() if _owned(b, meta["uid"])]
     build_uids = {b["metadata"]["uid"] for b in owned_builds}
-    # a Job whose EngineBuild was deleted by hand is on its way out: it is not looked at, but its pods are (live_pods) through its role
     owned_jobs = [j for j in jobs.result() if _owned(j, meta["uid"], *build_uids)]
     job_views = tuple(views.job(j, pods.result()) for j in owned_jobs)
     current = {k: v for k, v in world.classes.items() if v is not None}
@@ -71,7 +70,8 @@ async def observe_model(client: ApiClient, world: World, settings: Settings, nam
         workloads=tuple(views.workload(d) for d in sets.result() if _owned(d, meta["uid"])),
         pods=tuple(views.serving_pod(p) for p in pods.result() if p["metadata"].get("labels", {}).get(labels.ROLE) == "serve"),
         holders=await _holders(client, name, namespace, spec, current, job_views),
-        has_service=service.result() is not None,
+        has_service=(found_service := service.result()) is not None and _owned(found_service, meta["uid"]),
+        orphans=views.orphan_pods(pods.result(), owned_jobs),
         settings=settings,
     )
     return obj, snapshot

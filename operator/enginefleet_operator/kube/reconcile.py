@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from enginefleet_api.resources import API_VERSION, EngineStoreSpec, EngineStoreStatus
 
@@ -14,16 +15,18 @@ from ..planning.decide import decide
 from ..planning.model import Plan, Settings, Snapshot, WriteBuildStatus
 from ..planning.stores import decide_store
 from . import act, views
-from .client import ApiClient
+from .client import ApiClient, Object
 from .errors import Conflict
 from .events import EventRecorder
-from .kinds import ENGINE_STORES, MODEL_DEPLOYMENTS
+from .kinds import DAEMONSETS, ENGINE_STORES, MODEL_DEPLOYMENTS, NODE_FINGERPRINTS, NODES
 from .metrics import Metrics
 from .observe import World, observe_class, observe_model
 
 logger = logging.getLogger(__name__)
 RESYNC = 600.0
 """Seconds after which a key is looked at without an event: reads only when nothing has changed."""
+REFUSED = 30.0
+"""After a write that the API server refuses (quota, an admission policy): nothing tells us when it would be accepted."""
 SOON = 0.5
 """After a conflict: another writer was first, the watch will show what it wrote."""
 
@@ -56,7 +59,10 @@ class Reconcilers:
         now = self._clock()
         plan = decide(snapshot, now)
         try:
-            await act.act_model(self._client, snapshot, plan.actions)
+            refused = await act.act_model(self._client, snapshot, plan.actions)
+            if refused is not None:
+                # the plan is as it was; its status must say what keeps it from happening
+                plan = replace(plan, status=decide(replace(snapshot, refused=refused), now).status, wake_at=now + REFUSED)
             if plan.status is not None:
                 await act.write_status(self._client, API_VERSION, "ModelDeployment", name, namespace, plan.status)
         except Conflict as conflict:
@@ -109,13 +115,23 @@ class Reconcilers:
         models, _version = await self._client.list(
             MODEL_DEPLOYMENTS, project=lambda o: labels.release_key(o["metadata"]["namespace"], o["metadata"]["name"])
         )
+        sets, _version = await self._client.list(DAEMONSETS, label_selector=f"{labels.ROLE}=serve", project=_selected)
         nodes = tuple(views.node(n) for n in self._world.nodes.values())
         try:
-            for action in orphaned_labels(nodes, frozenset(models), frozenset(self._world.classes)):
+            for action in orphaned_labels(nodes, frozenset(models), frozenset(self._world.classes), frozenset().union(*sets)):
                 await act.label_node(self._client, action)
         except Conflict:
             return SOON
+        # what was observed of a node says nothing about another one that gets its name
+        for name in sorted(self._world.fingerprints.keys() - self._world.nodes.keys()):
+            if await self._client.get(NODES, name) is None:
+                await self._client.delete(NODE_FINGERPRINTS, name)
         return RESYNC
+
+
+def _selected(workload: Object) -> frozenset[str]:
+    """Fingerprint labels that a workload selects its nodes by."""
+    return frozenset(k for k in workload["spec"]["template"]["spec"].get("nodeSelector", {}) if k.startswith(labels.FP_PREFIX))
 
 
 def _after(wake_at: float | None, now: float) -> float:

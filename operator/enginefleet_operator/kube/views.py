@@ -13,7 +13,7 @@ from enginefleet_api.jobs import Termination
 from enginefleet_api.resources import EngineBuildSpec, EngineBuildStatus, HardwareClassSpec, HardwareClassStatus, NodeFingerprintSpec
 
 from .. import labels
-from ..planning.model import EngineBuild, Failure, HardwareClass, Job, Node, ServingPod, Workload
+from ..planning.model import EngineBuild, Failure, HardwareClass, Job, Node, OrphanPod, ServingPod, Workload
 from ..planning.serving import BROKEN
 from .nodes import NodeView, epoch
 
@@ -36,6 +36,7 @@ def node(view: NodeView) -> Node:
         labels=view.labels,
         ready=view.ready and not view.deleting,
         unschedulable=view.unschedulable,
+        since=view.ready_since,
     )
 
 
@@ -184,34 +185,65 @@ def waiting(pod: Object) -> tuple[str, str] | None:
     return None
 
 
+def orphan_pods(pods: Iterable[Object], jobs: Iterable[Object]) -> tuple[OrphanPod, ...]:
+    """Unfinished pods of prepare and build Jobs that are not there any more: they work on until the garbage collector gets to them."""
+    known = {j["metadata"]["uid"] for j in jobs}
+    found = []
+    for pod in pods:
+        meta = pod["metadata"]
+        have = meta.get("labels", {})
+        if have.get(labels.ROLE) not in ("prepare", "build") or pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+            continue
+        if not any(o.get("uid") in known for o in meta.get("ownerReferences", ())):
+            found.append(OrphanPod(have[labels.ROLE], have.get(labels.ENGINE_KEY, ""), pod.get("spec", {}).get("nodeName", "")))
+    return tuple(found)
+
+
 def serving_pod(obj: Object) -> ServingPod:
     meta, status = obj["metadata"], obj.get("status", {})
-    ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions", ()))
+    condition: Object = next((c for c in status.get("conditions", ()) if c.get("type") == "Ready"), {})
+    ready = condition.get("status") == "True"
+    trouble, at = (None, 0.0) if ready else serving_trouble(obj)
     return ServingPod(
         name=meta["name"],
         uid=meta["uid"],
-        node=obj.get("spec", {}).get("nodeName", ""),
+        node=_meant_for(obj),
         workload_label=meta.get("labels", {}).get(labels.RELEASE, ""),
         ready=ready and "deletionTimestamp" not in meta,
         deleting="deletionTimestamp" in meta,
-        created=epoch(meta.get("creationTimestamp")),
-        trouble=None if ready else serving_trouble(obj),
+        unready_since=epoch(condition.get("lastTransitionTime") or meta.get("creationTimestamp")),
+        trouble_at=at,
+        trouble=trouble,
     )
 
 
-def serving_trouble(pod: Object) -> tuple[str, str] | None:
-    """Why a serving pod can't serve: what its init containers said, in their own words, before what the kubelet says."""
+def _meant_for(pod: Object) -> str:
+    """The node that a DaemonSet's pod runs on, or was made for while it waits to be placed there."""
+    spec = pod.get("spec", {})
+    if spec.get("nodeName"):
+        return str(spec["nodeName"])
+    required = spec.get("affinity", {}).get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", {})
+    for term in required.get("nodeSelectorTerms", ()):
+        for field in term.get("matchFields", ()):
+            if field.get("key") == "metadata.name" and field.get("values"):
+                return str(field["values"][0])
+    return ""
+
+
+def serving_trouble(pod: Object) -> tuple[tuple[str, str] | None, float]:
+    """Why a serving pod can't serve, and since when: what its init containers said, in their own words, before what the kubelet says."""
     status = pod.get("status", {})
     for c in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
-        for state in (c.get("state", {}), c.get("lastState", {})):
+        current = c.get("state", {})
+        if "running" in current or current.get("terminated", {}).get("exitCode") == 0:
+            continue  # what it said before it got better is past
+        for state in (current, c.get("lastState", {})):
             ended = state.get("terminated")
             if ended and ended.get("exitCode") != 0:
                 said = Termination.parse(ended.get("message", ""))
                 if said is not None and said.failure is not None:
-                    return said.failure.reason, f"{said.failure.message} {said.failure.hint}".rstrip()
-                if c.get("state", {}).get("waiting", {}).get("reason") in BROKEN:
-                    return (
-                        "CrashLoopBackOff",
-                        f"container {c['name']} exits with {ended.get('exitCode')} ({c.get('restartCount', 0)} restarts).",
-                    )
-    return waiting(pod)
+                    return (said.failure.reason, f"{said.failure.message} {said.failure.hint}".rstrip()), epoch(ended.get("finishedAt"))
+                if current.get("waiting", {}).get("reason") in BROKEN:
+                    message = f"container {c['name']} exits with {ended.get('exitCode')} ({c.get('restartCount', 0)} restarts)."
+                    return ("CrashLoopBackOff", message), epoch(ended.get("finishedAt"))
+    return waiting(pod), 0.0

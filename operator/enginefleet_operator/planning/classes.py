@@ -91,10 +91,16 @@ def decide_class(s: ClassSnapshot, now: float) -> Plan:
             seen = counts.get(current.id)
             counts[current.id] = ClassFingerprint(id=current.id, summary=current.summary, nodes=(seen.nodes if seen else 0) + 1)
         # a host that is not known at this moment keeps its labels: the agent may just be restarting
-        if not member or (nf is not None and nf.host is not None and nf.host.digest in {p.host_digest for p in probed}):
-            changes = _labels(hwc.name, node, observations, current, member)
-            if changes:
-                actions.append(LabelNode(node.name, node.resource_version, changes, "its fingerprint under this class"))
+        changes: dict[str, str | None] = {}
+        if not member:
+            changes, wake = _leave(hwc.name, node, now, s.settings.leave_grace)
+            wakes += [wake] if wake is not None else []
+        elif nf is not None and nf.host is not None and nf.host.digest in {p.host_digest for p in probed}:
+            changes = _labels(hwc.name, node, observations, current)
+        if member and labels.LEFT_PREFIX + hwc.name in node.labels:
+            changes[labels.LEFT_PREFIX + hwc.name] = None
+        if changes:
+            actions.append(LabelNode(node.name, node.resource_version, changes, "its fingerprint under this class"))
     status = _status(s, refused, mine, groups, waiting, counts, probed, kept_states, now)
     changed = status.to_json_dict()
     return Plan(tuple(actions), None if changed == hwc.status.to_json_dict() else changed, tuple(events), min(wakes, default=None))
@@ -200,15 +206,30 @@ def _observe(
     return tuple(found[digest] for digest in sorted(found)), current
 
 
-def _labels(
-    name: str, node: Node, observations: tuple[Observation, ...], current: Observation | None, member: bool
-) -> dict[str, str | None]:
+def _leave(name: str, node: Node, now: float, grace: float) -> tuple[dict[str, str | None], float | None]:
+    """Labels of a node that does not match (any more), and when to look again.
+
+    Discovery restarts, a label is lost for minutes, and the DaemonSet controller kills pods at once: so the node keeps what is ours until
+    the grace has passed since it was first seen outside.
+    """
+    plain, left = labels.fp_key(name), labels.LEFT_PREFIX + name
+    ours = [key for key in node.labels if key == plain or key.startswith(plain + ".")]
+    if not ours:
+        return ({left: None} if left in node.labels else {}), None
+    since = node.labels.get(left, "")
+    if not since.isdigit():
+        return {left: str(int(now))}, now + grace
+    until = int(since) + grace
+    return (dict.fromkeys([*ours, left]), None) if now >= until else ({}, until)
+
+
+def _labels(name: str, node: Node, observations: tuple[Observation, ...], current: Observation | None) -> dict[str, str | None]:
     """What must change so that the node carries one label an image, and the plain one for people."""
     wanted: dict[str, str] = {labels.fp_key(name, o.image_digest): o.id for o in observations}
     plain = labels.fp_key(name)
     if current is not None:
         wanted[plain] = current.id
-    elif member and plain in node.labels:
+    elif plain in node.labels:
         wanted[plain] = node.labels[plain]  # the new image is not probed yet: the old truth stands until then
     have = {key: value for key, value in node.labels.items() if key == plain or key.startswith(plain + ".")}
     changes: dict[str, str | None] = {key: value for key, value in wanted.items() if have.get(key) != value}
@@ -256,15 +277,23 @@ def _status(
     )
 
 
-def orphaned_labels(nodes: tuple[Node, ...], model_deployments: frozenset[str], classes: frozenset[str]) -> list[LabelNode]:
-    """Labels of ours that nobody owns any more: of ModelDeployments (by release key) and HardwareClasses that are gone."""
+def orphaned_labels(
+    nodes: tuple[Node, ...], model_deployments: frozenset[str], classes: frozenset[str], selected: frozenset[str] = frozenset()
+) -> list[LabelNode]:
+    """Labels of ours that nobody owns any more: of ModelDeployments (by release key) and HardwareClasses that are gone.
+
+    A fingerprint label that the nodeSelector of a workload names (`selected`) stays: a class that was deleted may come back in a minute.
+    """
     found: list[LabelNode] = []
     for node in nodes:
         gone: dict[str, str | None] = {}
         for key in node.labels:
-            if (key.startswith(labels.RELEASE_PREFIX) and key not in model_deployments) or (
-                key.startswith(labels.FP_PREFIX) and key.removeprefix(labels.FP_PREFIX).partition(".")[0] not in classes
-            ):
+            if key in selected:
+                continue
+            release = key.startswith(labels.RELEASE_PREFIX) and key not in model_deployments
+            observed = key.startswith(labels.FP_PREFIX) and key.removeprefix(labels.FP_PREFIX).partition(".")[0] not in classes
+            left = key.startswith(labels.LEFT_PREFIX) and key.removeprefix(labels.LEFT_PREFIX) not in classes
+            if release or observed or left:
                 gone[key] = None
         if gone:
             found.append(LabelNode(node.name, node.resource_version, gone, "its owner is gone"))

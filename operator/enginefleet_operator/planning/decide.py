@@ -7,7 +7,7 @@ from typing import Any
 
 from . import stages, status
 from .model import Action, CreateBuild, Event, Plan, Snapshot, StartBuild, StartPrepare
-from .serving import overdue_at, serving
+from .serving import arrivals, overdue_at, serving
 
 
 def decide(s: Snapshot, now: float) -> Plan:
@@ -39,9 +39,8 @@ def decide(s: Snapshot, now: float) -> Plan:
             wakes += [stage.wake_at] if stage.wake_at is not None else []
     resolved = prepared.resolved if prepared is not None else None
     served = serving(s, resolved, stage.wanted, stage.passed, now)
-    # while prepare runs for new inputs (or something is missing) nothing is retired and nothing moves: the old release serves
-    if resolved is not None:
-        actions += served.actions
+    # while prepare runs for new inputs (or something is missing) nothing is retired and no node leaves its release
+    actions += served.actions if resolved is not None else arrivals(s, served)
     wakes += [at for pod in s.pods if not pod.ready and not pod.deleting and (at := overdue_at(s, pod)) > now]
     new_status, transitions = status.model_status(s, problems, prepared, stage, served, now)
     events += transitions

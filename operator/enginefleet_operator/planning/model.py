@@ -30,6 +30,8 @@ class Settings:
     """Seconds before the first retry of a transient failure; doubled up to an hour."""
     job_ttl: int = 86400
     cache_path: str = "/var/lib/enginefleet/cache"
+    leave_grace: float = 3600.0
+    """Seconds for which a node that no longer matches its class keeps its labels: discovery restarts, labels come back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ class Node:
     labels: Mapping[str, str]
     ready: bool
     unschedulable: bool = False
-    taints: tuple[Mapping[str, str], ...] = ()
+    since: float = 0.0
+    """Since when it is ready, or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +126,21 @@ class ServingPod:
     workload_label: str
     ready: bool
     deleting: bool = False
-    created: float = 0.0
+    unready_since: float = 0.0
+    trouble_at: float = 0.0
+    """When the trouble was last seen to happen."""
     trouble: tuple[str, str] | None = None
     """(reason, message) when it can't serve: a refused fetch, a crash loop, an image that can't be pulled."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrphanPod:
+    """A pod of a Job that was deleted under it: it may still work, so nothing else may yet."""
+
+    role: str
+    engine_key: str
+    """First 16 digits, as in its label; "" for prepare."""
+    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +177,10 @@ class Snapshot:
     jobs: tuple[Job, ...] = ()
     workloads: tuple[Workload, ...] = ()
     pods: tuple[ServingPod, ...] = ()
+    orphans: tuple[OrphanPod, ...] = ()
     holders: tuple[DeviceHolder, ...] = ()
+    refused: tuple[str, str] | None = None
+    """(reason, message) of a write that the API server refused in this very pass."""
     has_service: bool = False
     settings: Settings = field(default_factory=Settings)
 

@@ -116,11 +116,19 @@ def revision(spec: ModelDeploymentSpec, pinned: Resolved) -> str:
     return revision_id(model=pinned.model, precision=spec.precision, recipes=recipes, calibration=pinned.calibration)
 
 
-def template_identity(spec: ModelDeploymentSpec) -> Mapping[str, Json]:
-    """What of serving enters the release: the pod template as written, or the name of the reference server."""
+def template_identity(spec: ModelDeploymentSpec, store: EngineStoreSpec) -> Mapping[str, Json]:
+    """What of serving enters the release: the pod template as written (or the name of the reference server), and where its pods fetch from."""
     serving = spec.serving
+    readers = store.read_credentials_secret_ref or store.credentials_secret_ref
+    fetched_from = digest({"store": store_ref(store).to_json_dict(), "secret": readers.name if readers else ""})
     template: Json = digest(_decimal_floats(serving.template)) if serving.template is not None else REFERENCE_TEMPLATE
-    return {"template": template, "enginePath": serving.engine_path, "layout": serving.layout, "runtimeCheck": serving.runtime_check}
+    return {
+        "template": template,
+        "enginePath": serving.engine_path,
+        "layout": serving.layout,
+        "runtimeCheck": serving.runtime_check,
+        "store": fetched_from,
+    }
 
 
 def _decimal_floats(value: Any) -> Json:
@@ -132,8 +140,8 @@ def _decimal_floats(value: Any) -> Json:
     return repr(value) if isinstance(value, float) else value
 
 
-def release(spec: ModelDeploymentSpec, pinned: Resolved, image_digest: str) -> str:
-    return release_id(revision=revision(spec, pinned), image_digest=image_digest, template=template_identity(spec))
+def release(spec: ModelDeploymentSpec, store: EngineStoreSpec, pinned: Resolved, image_digest: str) -> str:
+    return release_id(revision=revision(spec, pinned), image_digest=image_digest, template=template_identity(spec, store))
 
 
 def build_request(

@@ -49,9 +49,9 @@ def serving(
     creates: dict[str, CreateWorkload] = {}
     for want in wanted:
         status = passed.get(want.name)
-        if pinned is None or status is None or status.engine is None:
+        if pinned is None or s.store is None or status is None or status.engine is None:
             continue
-        release = requests.release(s.spec, pinned, want.image_digest)
+        release = requests.release(s.spec, s.store, pinned, want.image_digest)
         blob, size = str(status.engine["blob"]), int(status.engine["size"])
         label = labels.release_value(release, blob)
         # the gate is not part of it: a stricter gate that passes restarts nothing
@@ -114,7 +114,8 @@ def _failed(s: Snapshot, pod: ServingPod, now: float) -> bool:
 
 
 def overdue_at(s: Snapshot, pod: ServingPod) -> float:
-    return pod.created + seconds(s.spec.rollout.progress_deadline)
+    """Counted from when the pod was last ready, or made."""
+    return pod.unready_since + seconds(s.spec.rollout.progress_deadline)
 
 
 def _unlabel(s: Snapshot, key: str) -> list[Action]:
@@ -125,8 +126,26 @@ def _unlabel(s: Snapshot, key: str) -> list[Action]:
     return [
         LabelNode(node.name, node.resource_version, {key: None}, "no target class matches the node any more")
         for node in s.nodes
-        if key in node.labels and node.name not in mine
+        if key in node.labels and node.name not in mine and not _kept(s, node)
     ]
+
+
+def _kept(s: Snapshot, node: Node) -> bool:
+    """A node that left its class a moment ago still has its fingerprint labels: see LEFT_PREFIX."""
+    plain = [labels.fp_key(c.name) for c in targets(s)]
+    return any(k == p or k.startswith(p + ".") for p in plain for k in node.labels)
+
+
+def arrivals(s: Snapshot, served: Serving) -> tuple[Action, ...]:
+    """Flips that only finish what was begun: the old pod is gone, the workload is there. They go on whatever else is held up."""
+    there = {w.label for w in s.workloads if not w.deleting}
+    key = labels.release_key(s.namespace, s.name)
+    current = {n.name: n.labels.get(key, "") for n in s.nodes}
+    return tuple(
+        a
+        for a in served.actions
+        if isinstance(a, LabelNode) and (value := a.labels.get(key)) in there and current[a.node] == f"{labels.DRAINING}{value}"
+    )
 
 
 def _retire(s: Snapshot, key: str, current: set[str]) -> list[Action]:

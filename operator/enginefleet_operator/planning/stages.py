@@ -15,7 +15,7 @@ from enginefleet_api.jobs import BuildReport, PrepareReport
 from enginefleet_api.resources import AttemptState, EngineBuildSpec, EngineBuildStatus, Observation, Resolved
 
 from .. import labels
-from . import requests, retry, support
+from . import requests, retry, support, templates
 from .model import Action, Delete, EngineBuild, Event, Failure, HardwareClass, Job, Node, Snapshot, WriteBuildStatus
 
 
@@ -34,6 +34,8 @@ class Problem:
 def admission(s: Snapshot) -> Iterator[Problem]:
     for text in support.unsupported_model_deployment(s.spec):
         yield Problem("NotYetSupported", f"{text}.", stalled=True)
+    for text in templates.problems(s.spec.serving.template):
+        yield Problem("InvalidTemplate", f"spec.serving.template: {text}.", stalled=True)
     if s.store is None:
         yield Problem("StoreNotFound", f"EngineStore {s.spec.store_ref.name!r} does not exist in namespace {s.namespace}: create it.")
     else:
@@ -114,7 +116,33 @@ class Attempt:
     report: PrepareReport | BuildReport | None = None
     failed: Failure | None = None
     """Set when this pass saw the failure first."""
+    drop: Job | None = None
+    """A Job that is given up: its node is lost."""
     wake_at: float | None = None
+
+
+NODE_LOST_AFTER = 300.0
+"""Seconds that a node may be away before its Job is given up: the deadline in the pod is the kubelet's to keep, and that one is away."""
+
+
+def _lost_at(s: Snapshot, node: str) -> float | None:
+    """When work on a node counts as lost: None while the node is there, or nothing is known of one."""
+    if not node:
+        return None
+    found = next((n for n in s.nodes if n.name == node), None)
+    if found is None:
+        return 0.0
+    return None if found.ready else found.since + NODE_LOST_AFTER
+
+
+def _is_lost(s: Snapshot, node: str, now: float) -> bool:
+    at = _lost_at(s, node)
+    return at is not None and now >= at
+
+
+def orphans(s: Snapshot, role: str, engine_key: str, now: float) -> bool:
+    """Whether a pod of a deleted Job may still be working on the same thing."""
+    return any(o.role == role and o.engine_key == engine_key and not _is_lost(s, o.node, now) for o in s.orphans)
 
 
 def attempt(s: Snapshot, jobs: list[Job], state: AttemptState | None, stem: str, identity: tuple[str, ...], now: float) -> Attempt:
@@ -125,6 +153,7 @@ def attempt(s: Snapshot, jobs: list[Job], state: AttemptState | None, stem: str,
     number = (state.attempts if state else 0) + 1
     name = object_name(stem, s.uid, *identity, str(number))
     current = next((j for j in jobs if j.name == name and not j.deleting), None)
+    jobs = [j for j in jobs if j is current or not _is_lost(s, j.node, now)]
     if current is None:
         if any(j.live_pods or (j.active and not j.deleting) for j in jobs):
             return Attempt(state, running=next(j for j in jobs if j.live_pods or (j.active and not j.deleting)))
@@ -137,12 +166,22 @@ def attempt(s: Snapshot, jobs: list[Job], state: AttemptState | None, stem: str,
             return Attempt(state)  # being deleted: its going wakes us
         return Attempt(state, start=name, number=number)
     if current.active:
-        return Attempt(state, running=current)
+        if not _is_lost(s, current.node, now):
+            return Attempt(state, running=current, wake_at=_lost_at(s, current.node))
+        failure = Failure(
+            FailureClass.TRANSIENT, "NodeLost", f"node {current.node} of Job {name} is gone or not Ready for {NODE_LOST_AFTER:.0f} s."
+        )
+        after = retry.after_failure(state, name, failure, now, s.settings.retry_base)
+        return Attempt(after, failed=failure, drop=current, wake_at=retry.due_at(after))
     if current.failure is None and isinstance(current.report, PrepareReport | BuildReport):
         return Attempt(retry.after_success(state, name), report=current.report)
     failure = current.failure or Failure(FailureClass.TRANSIENT, "ReportMissing", f"Job {name} ended without a readable report.")
     after = retry.after_failure(state, name, failure, now, s.settings.retry_base)
     return Attempt(after, failed=failure, wake_at=retry.due_at(after))
+
+
+def _drop(found: Attempt) -> tuple[Action, ...]:
+    return (Delete("Job", found.drop.name, found.drop.uid, "its node is lost"),) if found.drop is not None else ()
 
 
 # ---- prepare ----
@@ -175,9 +214,12 @@ def prepare(s: Snapshot, now: float) -> Prepared:
     state = s.status.prepare
     if s.status.prepare_inputs_key not in ("", key):
         state = retry.reset(state)  # a failure of other inputs says nothing of these
-    if s.annotations.get(labels.RETRY, "") != s.status.retry_token:
+    if s.annotations.get(labels.RETRY, "") not in ("", s.status.retry_token):
         state = retry.reset(state)
     found = attempt(s, [j for j in jobs if j.inputs_key == key], state, f"{s.name}-prepare", (key,), now)
+    if found.start and orphans(s, "prepare", "", now):
+        found = Attempt(found.state)  # its end is an event that brings us back
+    outdated += _drop(found)
     events: tuple[Event, ...] = ()
     if found.start:
         events = (Event("PrepareStarted", f"Job {found.start} prepares the model (attempt {found.number})."),)
@@ -240,7 +282,7 @@ def wanted_builds(s: Snapshot, pinned: Resolved) -> list[Wanted]:
                 fingerprint=fingerprint,
                 facts=o.facts,
             )
-            name = object_name(s.name, s.uid, hardware_class.name, o.image_digest, request.engine_key, request.gate_key)
+            name = object_name(s.name, s.uid, hardware_class.name, o.image_digest, request.engine_key, request.gate_key, s.store.uri)
             spec = EngineBuildSpec.model_validate(
                 {
                     "modelDeployment": s.name,
@@ -283,7 +325,7 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
         if build is None:
             continue  # created by decide; its own event brings us back
         status = build.status
-        if s.annotations.get(labels.RETRY, "") != status.retry_token:
+        if s.annotations.get(labels.RETRY, "") not in ("", status.retry_token):
             phase = status.phase if status.phase == "Passed" else "Waiting"
             status = status.model_copy(
                 update={"build": retry.reset(status.build), "retry_token": s.annotations.get(labels.RETRY, ""), "phase": phase}
@@ -297,6 +339,9 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
         elif status.phase != "Failed" or not retry.is_permanent(status.build):
             jobs = [j for j in s.jobs if j.role == "build" and j.build == want.name]
             found = attempt(s, jobs, status.build, want.name[:40], (want.name,), now)
+            if found.start and not any(n.ready for n in s.nodes if n.name in want.nodes):
+                found = Attempt(found.state)  # offline is not failed: it is built when a node of its kind is back
+            actions += _drop(found)
             status, new_events = _advance(s, want, status, found, now)
             events += new_events
             if found.wake_at is not None:
@@ -304,9 +349,9 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
             if status.phase == "Passed":
                 passed[want.name] = status
             elif found.start:
-                if want.spec.engine_key in busy_keys:
+                if want.spec.engine_key in busy_keys or orphans(s, "build", want.spec.engine_key[:16], now):
                     status = status.model_copy(
-                        update={"phase": "Waiting", "message": "Waiting: the same engine is being built for another class."}
+                        update={"phase": "Waiting", "message": "Waiting: another Job still works on the same engine."}
                     )
                 else:
                     busy_keys.add(want.spec.engine_key)
@@ -319,8 +364,13 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
 
 def _lost(s: Snapshot, want: Wanted, status: EngineBuildStatus) -> str:
     blob = (status.engine or {}).get("blob", "")
-    served = {w.label for w in s.workloads if w.build == want.name and w.blob == blob}
+    served = {
+        w.label for w in s.workloads if (w.hardware_class, w.fingerprint, w.blob) == (want.hardware_class.name, want.fingerprint, blob)
+    }
+    passed_at = retry.seconds_of(status.passed_at) if status.passed_at else 0.0
     for pod in s.pods:
+        if pod.trouble_at <= passed_at:
+            continue  # said before the engine was published again; the pod asks again by itself
         if pod.workload_label in served and pod.trouble is not None and pod.trouble[0] in LOST_ENGINE:
             return f"{pod.trouble[0]}: {pod.trouble[1]}"
     return ""
@@ -359,7 +409,8 @@ def _advance(s: Snapshot, want: Wanted, status: EngineBuildStatus, found: Attemp
         }
         verb = "adopted" if report.adopted else "built"
         if report.answer is Answer.PASS:
-            changes |= {"phase": "Passed", "engine": {"blob": report.blob, "size": report.size, "adopted": report.adopted}}
+            changes |= {"phase": "Passed", "passed_at": retry.timestamp(now)}
+            changes |= {"engine": {"blob": report.blob, "size": report.size, "adopted": report.adopted}}
             changes["message"] = (
                 f"Passed: engine {verb}" + (f", {report.accuracy.metric} {report.accuracy.value}" if report.accuracy else "") + "."
             )
@@ -428,6 +479,8 @@ def obsolete_builds(s: Snapshot, stage: BuildStage) -> list[Action]:
     old: list[EngineBuild] = [b for b in s.builds if b.name not in wanted and b.name not in serving and not b.deleting]
     old.sort(key=lambda b: (b.created, b.name), reverse=True)
     actions: list[Action] = [Delete("EngineBuild", b.name, b.uid, "older than historyLimit") for b in old[s.spec.history_limit :]]
+    if any(observation(s, c, n) is None for c in targets(s) for n in nodes_of(s, c)):
+        return actions  # what a node wants is not known at this moment: a running build may be what it wants
     actions += [
         Delete("Job", j.name, j.uid, "nothing wants its engine any more")
         for j in s.jobs

@@ -16,7 +16,7 @@ from enginefleet_api.resources import (
 
 from .. import labels
 from . import retry, rollout
-from .model import Event, Snapshot
+from .model import Event, HardwareClass, Snapshot
 from .rollout import State
 from .serving import ClassRollout, Serving
 from .stages import BuildStage, Prepared, Problem, nodes_of, observation, targets
@@ -73,7 +73,8 @@ def model_status(
         engines=engines,
         rollout=f"{min(ready, updated)}/{total}",
         revision=revision,
-        retry_token=s.annotations.get(labels.RETRY, ""),
+        # a token counts as used only once prepare was looked at with it
+        retry_token=s.annotations.get(labels.RETRY, s.status.retry_token) if prepared is not None else s.status.retry_token,
         resolved=resolved,
         prepare=prepared.state if prepared is not None else s.status.prepare,
         prepare_inputs_key=prepared.key if prepared is not None else s.status.prepare_inputs_key,
@@ -176,13 +177,16 @@ def _waits(s: Snapshot, problems: tuple[Problem, ...], prepared: Prepared | None
     if problems:
         return [Wait("admission", p.reason, p.message, p.stalled) for p in problems]
     assert prepared is not None
+    refused = [Wait("rollout", *s.refused)] if s.refused is not None else []
     if prepared.resolved is None:
-        return [_prepare_wait(prepared)]
-    found: list[Wait] = []
+        empty = [] if any(nodes_of(s, c) for c in targets(s)) else [_no_nodes(c) for c in targets(s)]
+        return [*refused, *empty, _prepare_wait(prepared)]
+    found: list[Wait] = refused
+    ready = {n.name for n in s.nodes if n.ready}
     for want in stage.wanted:
         status = stage.statuses.get(want.name)
-        if want.name in stage.passed:
-            continue
+        if want.name in stage.passed or not ready.intersection(want.nodes):
+            continue  # offline nodes do not take Ready away
         if status is None:
             found.append(Wait("build", "Building", f"The build for {want.summary} is about to start."))
             continue
@@ -199,12 +203,7 @@ def _waits(s: Snapshot, problems: tuple[Problem, ...], prepared: Prepared | None
     for hardware_class in targets(s):
         nodes = nodes_of(s, hardware_class)
         if not nodes:
-            chosen = ", ".join(f"{k}={v}" for k, v in sorted(hardware_class.spec.node_selector.match_labels.items()))
-            found.append(
-                Wait(
-                    "build", "NoMatchingNodes", f"No node has the labels {chosen} of HardwareClass {hardware_class.name}; it waits for one."
-                )
-            )
+            found.append(_no_nodes(hardware_class))
             continue
         unknown = [n.name for n in nodes if n.ready and observation(s, hardware_class, n) is None]
         if unknown:
@@ -228,6 +227,11 @@ def _waits(s: Snapshot, problems: tuple[Problem, ...], prepared: Prepared | None
                 )
             )
     return found
+
+
+def _no_nodes(hardware_class: HardwareClass) -> Wait:
+    chosen = ", ".join(f"{k}={v}" for k, v in sorted(hardware_class.spec.node_selector.match_labels.items()))
+    return Wait("build", "NoMatchingNodes", f"No node has the labels {chosen} of HardwareClass {hardware_class.name}; it waits for one.")
 
 
 def _overdue(s: Snapshot) -> tuple[str, str]:

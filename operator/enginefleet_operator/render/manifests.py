@@ -12,6 +12,7 @@ from .. import labels
 from ..planning import requests
 from ..planning.model import CreateBuild, CreateService, CreateWorkload, HardwareClass, Snapshot, StartBuild, StartPrepare, StartProbe
 from ..planning.stages import targets
+from ..planning.templates import CACHE, ENGINE, FETCH, NO_TOKEN, RUNTIME_CHECK, SCRATCH
 from . import pods
 
 PREPARE_DEADLINE = 3600
@@ -20,6 +21,8 @@ PROBE_DEADLINE = 300
 MARGIN = 60
 """The worker's own deadline lies this much before the pod's, so that a message is always left."""
 SERVE_PORT = 8080
+NO_API_ACCESS = {"name": NO_TOKEN, "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "readOnly": True}
+"""Where a container has this mount the API server puts no token, whatever service account the user's template names."""
 
 
 def _labels(s: Snapshot, role: str, **more: str) -> dict[str, str]:
@@ -82,7 +85,11 @@ def build_job(s: Snapshot, action: StartBuild) -> dict[str, Any]:
     return pods.job(
         name=action.job,
         namespace=s.namespace,
-        labels=_labels(s, "build", **{labels.ENGINE_BUILD: action.build, labels.HARDWARE_CLASS: spec.hardware_class}),
+        labels=_labels(
+            s,
+            "build",
+            **{labels.ENGINE_BUILD: action.build, labels.ENGINE_KEY: spec.engine_key[:16], labels.HARDWARE_CLASS: spec.hardware_class},
+        ),
         annotations={labels.ATTEMPT: str(action.attempt)},
         owners=pods.owner("EngineBuild", action.build, action.build_uid),
         image=spec.image,
@@ -90,12 +97,17 @@ def build_job(s: Snapshot, action: StartBuild) -> dict[str, Any]:
         env=[pods.request_env(request.model_dump_json(by_alias=True, exclude_none=True)), node_env, *pods.all_credentials(s.spec, s.store)],
         resources=hardware_class.spec.runtime.resources,
         node_selector={labels.fp_key(spec.hardware_class, spec.image_digest): spec.fingerprint},
-        affinity=pods.not_on(action.avoid) if len([n for n in s.nodes if _carries(n.labels, spec)]) > len(action.avoid) else None,
+        affinity=pods.not_on(action.avoid) if _elsewhere(s, action) else None,
         tolerations=hardware_class.spec.runtime.tolerations,
         runtime_class=hardware_class.spec.runtime.runtime_class_name,
         deadline=BUILD_DEADLINE,
         ttl=s.settings.job_ttl,
     )
+
+
+def _elsewhere(s: Snapshot, action: StartBuild) -> bool:
+    """Whether another node could take the build now."""
+    return any(n.ready and not n.unschedulable and n.name not in action.avoid and _carries(n.labels, action.spec) for n in s.nodes)
 
 
 def _carries(node_labels: Any, spec: Any) -> bool:
@@ -174,16 +186,17 @@ def _pod_spec(s: Snapshot, action: CreateWorkload, hardware_class: HardwareClass
     runtime = hardware_class.spec.runtime
     path = s.spec.serving.engine_path
     for container in pod.get("containers") or []:
-        mounts = container.setdefault("volumeMounts", [])
+        mounts = container.get("volumeMounts") or []
         if not any(m.get("mountPath") == path for m in mounts):
-            mounts.append({"name": "engine", "mountPath": path, "readOnly": True})
+            container["volumeMounts"] = [*mounts, {"name": ENGINE, "mountPath": path, "readOnly": True}]
     pod["nodeSelector"] = dict(pod.get("nodeSelector") or {}) | selector
     pod["tolerations"] = [*(pod.get("tolerations") or []), *runtime.tolerations]
     pod["volumes"] = [
         *(pod.get("volumes") or []),
-        {"name": "engine", "emptyDir": {}},
-        {"name": "engine-scratch", "emptyDir": {}},
-        {"name": "engine-cache", "hostPath": {"path": s.settings.cache_path, "type": "DirectoryOrCreate"}},
+        {"name": ENGINE, "emptyDir": {}},
+        {"name": SCRATCH, "emptyDir": {}},
+        {"name": NO_TOKEN, "emptyDir": {}},
+        {"name": CACHE, "hostPath": {"path": s.settings.cache_path, "type": "DirectoryOrCreate"}},
     ]
     if runtime.runtime_class_name and "runtimeClassName" not in pod:
         pod["runtimeClassName"] = runtime.runtime_class_name
@@ -208,7 +221,7 @@ def _init_containers(s: Snapshot, action: CreateWorkload, image: str, pod: dict[
     readers = s.store.read_credentials_secret_ref or s.store.credentials_secret_ref
     containers = [
         {
-            "name": "enginefleet-fetch",
+            "name": FETCH,
             "image": image,
             "command": ["enginefleet", "fetch"],
             "env": [
@@ -219,9 +232,10 @@ def _init_containers(s: Snapshot, action: CreateWorkload, image: str, pod: dict[
             "securityContext": pods.container_security() | {"runAsNonRoot": True, "runAsUser": pods.USER},
             "terminationMessagePath": "/dev/termination-log",
             "volumeMounts": [
-                {"name": "engine", "mountPath": path},
-                {"name": "engine-scratch", "mountPath": "/tmp"},
-                {"name": "engine-cache", "mountPath": "/cache"},
+                {"name": ENGINE, "mountPath": path},
+                {"name": SCRATCH, "mountPath": "/tmp"},
+                {"name": CACHE, "mountPath": "/cache"},
+                NO_API_ACCESS,
             ],
         }
     ]
@@ -230,15 +244,16 @@ def _init_containers(s: Snapshot, action: CreateWorkload, image: str, pod: dict[
         check = RuntimeCheckRequest(backend=str(spec.request["backend"]), version=str(spec.request["facts"].get("backendVersion") or ""))
         containers.append(
             {
-                "name": "enginefleet-runtime-check",
+                "name": RUNTIME_CHECK,
                 "image": pod["containers"][0]["image"],
                 "command": ["python3", f"{path}/.enginefleet/runtime_check.py"],
                 "env": [pods.request_env(check.model_dump_json(by_alias=True)), {"name": "HOME", "value": "/tmp"}],
                 "securityContext": pods.container_security() | {"runAsNonRoot": True, "runAsUser": pods.USER},
                 "terminationMessagePath": "/dev/termination-log",
                 "volumeMounts": [
-                    {"name": "engine", "mountPath": path, "readOnly": True},
-                    {"name": "engine-scratch", "mountPath": "/tmp"},
+                    {"name": ENGINE, "mountPath": path, "readOnly": True},
+                    {"name": SCRATCH, "mountPath": "/tmp"},
+                    NO_API_ACCESS,
                 ],
             }
         )
@@ -289,7 +304,7 @@ def service(s: Snapshot, action: CreateService) -> dict[str, Any]:
         "metadata": {
             "name": action.name,
             "namespace": s.namespace,
-            "labels": {labels.MODEL_DEPLOYMENT: s.name, labels.ROLE: "serve"},
+            "labels": _labels(s, "serve"),
             "ownerReferences": pods.owner("ModelDeployment", s.name, s.uid),
         },
         "spec": {

@@ -102,12 +102,34 @@ def test_the_agent_being_silent_for_a_moment_takes_no_label_away() -> None:
     assert not any(isinstance(a, LabelNode) for a in plan.actions)
 
 
-def test_a_node_that_leaves_the_class_loses_its_labels() -> None:
+def test_a_node_that_leaves_the_class_loses_its_labels_after_an_hour() -> None:
     s = probed(snapshot("a"))
     left = replace(s.nodes[0], labels={k: v for k, v in s.nodes[0].labels.items() if k != "hardware"})
-    plan = decide_class(replace(s, nodes=(left,)), w.NOW)
-    removed = [a for a in plan.actions if isinstance(a, LabelNode)]
-    assert set(removed[0].labels.values()) == {None}
+    s = replace(s, nodes=(left,))
+    s = applied(s, decide_class(s, w.NOW))
+    assert labels.fp_key("cpu") in s.nodes[0].labels
+    waiting = decide_class(s, w.NOW + 3599)
+    assert not any(isinstance(a, LabelNode) for a in waiting.actions)
+    assert waiting.wake_at == w.NOW + 3600
+    s = applied(s, decide_class(s, w.NOW + 3600))
+    assert s.nodes[0].labels == {}
+
+
+def test_a_node_that_comes_back_in_time_keeps_its_labels() -> None:
+    s = probed(snapshot("a"))
+    before = s.nodes
+    s = replace(s, nodes=(replace(s.nodes[0], labels={k: v for k, v in s.nodes[0].labels.items() if k != "hardware"}),))
+    s = applied(s, decide_class(s, w.NOW))
+    back = replace(s.nodes[0], labels={**s.nodes[0].labels, "hardware": "cpu"})
+    s = applied(replace(s, nodes=(back,)), decide_class(replace(s, nodes=(back,)), w.NOW + 60))
+    assert s.nodes[0].labels == before[0].labels
+
+
+def test_a_deleted_class_keeps_the_labels_that_a_workload_selects() -> None:
+    key = labels.fp_key("cpu", w.IMAGE_A)
+    node = replace(w.node("a"), labels={key: "fp-1"})
+    assert orphaned_labels((node,), frozenset(), frozenset(), frozenset({key})) == []
+    assert len(orphaned_labels((node,), frozenset(), frozenset())) == 1
 
 
 def test_a_failed_probe_is_tried_on_another_node() -> None:

@@ -222,7 +222,7 @@ def test_changed_inputs_end_the_running_prepare_job_and_start_another() -> None:
 
 def test_an_engine_lost_from_the_store_is_built_again() -> None:
     s = w.serving(w.passed_fleet(), ready=False)
-    broken = tuple(replace(p, trouble=("ObjectMissing", "blobs/sha256/ee… is not in the store.")) for p in s.pods)
+    broken = tuple(replace(p, trouble_at=w.NOW + 60, trouble=("ObjectMissing", "blobs/sha256/ee… is not in the store.")) for p in s.pods)
     plan = decide(replace(s, pods=broken), w.NOW)
     s = w.settle(w.apply(replace(s, pods=broken), plan))
     assert any(j.role == "build" and j.active for j in s.jobs)
