@@ -31,6 +31,9 @@ MANIFEST = "engine.json"
 RUNTIME_CHECK = ".enginefleet/runtime_check.py"
 """Copied beside the engine, so that the runtime check can run in images that know nothing of EngineFleet."""
 
+CACHED_PATIENCE = 5.0
+"""Seconds for the store to answer when the node's cache holds the engine and its passed verdict."""
+
 OpenStore = Callable[[StoreRef, float, Progress], Store]
 
 
@@ -59,8 +62,9 @@ def fetch(request: FetchRequest, progress: Progress, open_store: OpenStore = ope
     engine = Path(request.engine_path) / _file_name(request)
     try:
         engine.parent.mkdir(parents=True, exist_ok=True)
-        # Half of the time for asking, so that the cache still has its turn.
-        store = open_store(request.store, request.timeout_seconds / 4, progress)
+        # A node that has everything asks the store only briefly: after a reboot without a link each second counts.
+        patience = CACHED_PATIENCE if cache.passed() and cache.blob.is_file() else request.timeout_seconds / 4
+        store = open_store(request.store, patience, progress)
         allowed = _allowed(request, cache, store, progress)
         from_cache = _from_cache(request, cache, engine, progress)
         if not from_cache:

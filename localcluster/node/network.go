@@ -34,7 +34,10 @@ func setUpNetwork() error {
 	if err := netlink.LinkSetUp(lo); err != nil {
 		return err
 	}
-	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bridgeName}}
+	// Without an address of its own a bridge takes the lowest of its ports': it would change as pods come and go, and what the other pods
+	// know of their gateway would be wrong for half a minute.
+	gateway := net.HardwareAddr{0x02, 0x00, 0x0a, 0x14, 0xff, 0x01}
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bridgeName, HardwareAddr: gateway}}
 	if err := netlink.LinkAdd(bridge); err != nil {
 		return fmt.Errorf("adding a bridge (kernel module bridge): %w", err)
 	}
