@@ -63,8 +63,13 @@ def serving(
     existing = {w.name: w for w in s.workloads}
     actions += [create for name, create in creates.items() if name not in existing]
     results: list[ClassRollout] = []
+    # looked up once a node, of which there may be thousands: not searched for each of them
+    pods: dict[str, list[ServingPod]] = {}
+    for pod in s.pods:
+        pods.setdefault(pod.node, []).append(pod)
+    versions = {node.name: node.resource_version for node in s.nodes}
     for hardware_class in targets(s):
-        states = tuple(_state(s, key, node, goal.get(node.name, ""), now) for node in nodes_of(s, hardware_class))
+        states = tuple(_state(s, key, node, goal.get(node.name, ""), pods.get(node.name, []), now) for node in nodes_of(s, hardware_class))
         flips, held = rollout.step(states, s.spec.rollout.max_unavailable, s.spec.rollout.max_failures, s.spec.paused)
         stale = [state.current.removeprefix(labels.DRAINING) for state in states if rollout.classify(state) is rollout.State.STALE]
         results.append(
@@ -77,9 +82,8 @@ def serving(
                 tuple(flips),
             )
         )
-        by_name = {node.name: node for node in s.nodes}
         # a label is set only where its workload is there to follow it, or is created in this very plan before it
-        actions += [LabelNode(f.node, by_name[f.node].resource_version, {key: f.value}, f.why) for f in flips]
+        actions += [LabelNode(f.node, versions[f.node], {key: f.value}, f.why) for f in flips]
     actions += _unlabel(s, key)
     actions += _retire(s, key, set(creates))
     if creates and not s.has_service:
@@ -92,14 +96,14 @@ def service_name(name: str, uid: str) -> str:
     return name if "." not in name and len(name) <= 63 and name[:1].isalpha() else object_name(name, uid, "service")
 
 
-def _state(s: Snapshot, key: str, node: Node, target: str, now: float) -> rollout.NodeState:
+def _state(s: Snapshot, key: str, node: Node, target: str, pods: list[ServingPod], now: float) -> rollout.NodeState:
     current = node.labels.get(key, "")
-    pods = [p for p in s.pods if p.node == node.name]
     mine = [p for p in pods if p.workload_label == current and not p.deleting]
     return rollout.NodeState(
         name=node.name,
         current=current,
-        target=target or ("" if not current else current.removeprefix(labels.DRAINING) if current.startswith(labels.DRAINING) else ""),
+        # without a goal of its own a node in mid-flip goes where it was going
+        target=target or (current.removeprefix(labels.DRAINING) if current.startswith(labels.DRAINING) else ""),
         reachable=node.ready,
         serving=any(p.ready for p in mine),
         pods=len(pods),
