@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from enginefleet_operator.kube.client import ApiClient
-from localcluster import Cluster, NodeSpec, virtual_environment
+from localcluster import Cluster, NodeSpec
+from tools.images import build_images
 
 ROOT = Path(__file__).parents[2]
 NAMESPACE = "enginefleet-system"
@@ -32,9 +33,8 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def node_cluster(cluster: Cluster) -> Cluster:
     """The cluster with the node NODE, whose facts are invented, and the image that deploy/ names."""
-    cluster.add_image(
-        virtual_environment("enginefleet/operator:dev", ROOT / ".venv", env={"PYTHONPATH": f"{ROOT}/crds:{ROOT}/agent:{ROOT}/operator"})
-    )
+    # as the demo gets it: a snapshot in the cache, which pods see wherever this checkout is (they have a /tmp of their own)
+    cluster.add_image(build_images(["enginefleet/operator:dev"])["enginefleet/operator:dev"])
     cluster.add_node(NodeSpec(NODE, facts={"proc/cpuinfo": CPUINFO}))
     return cluster
 
