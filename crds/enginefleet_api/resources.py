@@ -288,6 +288,8 @@ class HardwareClassStatus(Contract):
     fingerprints: list[ClassFingerprint] = Field(default_factory=list)
     probed: list[ProbedRuntime] = Field(default_factory=list)
     probes: list[ProbeState] = Field(default_factory=list)
+    retry_token: str = ""
+    """Value of `enginefleet.io/retry` that was last acted on."""
     conditions: Annotated[list[Condition], list_map("type")] = Field(default_factory=list)
 
 

@@ -47,6 +47,17 @@ def test_the_projection_keeps_what_decisions_need() -> None:
     assert view.labels["hardware"] == "orin-nx"
     assert (view.ready, view.reachable, view.ready_since - view.created) == (True, True, 55.0)
     assert not view.unschedulable
+    assert view.labelled_at == 0.0
+
+
+def test_when_we_wrote_there_last_comes_from_the_managed_fields() -> None:
+    found = node(1)
+    found["metadata"]["managedFields"] += [
+        {"manager": "enginefleet", "operation": "Update", "time": "2026-01-02T03:04:15Z"},
+        {"manager": "kubectl", "operation": "Update", "time": "2026-01-02T09:00:00Z"},
+    ]
+    view = project_node(found)
+    assert view.labelled_at - view.created == 10.0
 
 
 def test_a_node_nobody_hears_from_is_neither_ready_nor_reachable() -> None:

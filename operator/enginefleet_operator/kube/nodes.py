@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from .client import FIELD_MANAGER
+
 
 @dataclass(frozen=True, slots=True)
 class Taint:
@@ -24,6 +26,7 @@ class NodeView:
     reachable        condition Ready is "True" or "False": "Unknown" or absent means that nobody hears from the kubelet
     ready_since      seconds since the epoch of the last change of that condition, 0 when absent
     allocatable      quantities as text, by resource name, extended resources included
+    labelled_at      seconds since the epoch of our own last write there, 0 when there was none
     """
 
     name: str
@@ -41,6 +44,7 @@ class NodeView:
     arch: str
     os: str
     deleting: bool
+    labelled_at: float = 0.0
 
 
 def project_node(node: Mapping[str, Any]) -> NodeView:
@@ -67,6 +71,7 @@ def project_node(node: Mapping[str, Any]) -> NodeView:
         arch=sys.intern(info.get("architecture", "")),
         os=sys.intern(info.get("operatingSystem", "")),
         deleting="deletionTimestamp" in metadata,
+        labelled_at=max((epoch(f.get("time")) for f in metadata.get("managedFields", ()) if f["manager"] == FIELD_MANAGER), default=0.0),
     )
 
 

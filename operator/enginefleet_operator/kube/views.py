@@ -37,6 +37,7 @@ def node(view: NodeView) -> Node:
         ready=view.ready and not view.deleting,
         unschedulable=view.unschedulable,
         since=view.ready_since,
+        labelled_at=view.labelled_at,
     )
 
 
@@ -46,7 +47,7 @@ def hardware_class(obj: Object) -> HardwareClass | None:
         return None
     meta = obj["metadata"]
     status = parse(HardwareClassStatus, obj.get("status")) or HardwareClassStatus()
-    return HardwareClass(meta["name"], meta["uid"], meta.get("generation", 0), spec, status)
+    return HardwareClass(meta["name"], meta["uid"], meta.get("generation", 0), spec, status, meta.get("annotations", {}))
 
 
 def node_fingerprint(obj: Object) -> NodeFingerprintSpec | None:
@@ -75,6 +76,7 @@ def workload(obj: Object) -> Workload:
         image_digest=notes.get(labels.IMAGE_DIGEST, ""),
         blob=notes.get(labels.BLOB, ""),
         deleting="deletionTimestamp" in meta,
+        desired=obj.get("status", {}).get("desiredNumberScheduled", 0),
     )
 
 

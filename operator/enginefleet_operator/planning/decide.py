@@ -7,7 +7,8 @@ from typing import Any
 
 from . import stages, status
 from .model import Action, CreateBuild, Event, Plan, Snapshot, StartBuild, StartPrepare
-from .serving import arrivals, overdue_at, serving
+from .serving import arrivals, serving
+from .serving import wakes as serving_wakes
 
 
 def decide(s: Snapshot, now: float) -> Plan:
@@ -41,7 +42,7 @@ def decide(s: Snapshot, now: float) -> Plan:
     served = serving(s, resolved, stage.wanted, stage.passed, now)
     # while prepare runs for new inputs (or something is missing) nothing is retired and no node leaves its release
     actions += served.actions if resolved is not None else arrivals(s, served)
-    wakes += [at for pod in s.pods if not pod.ready and not pod.deleting and (at := overdue_at(s, pod)) > now]
+    wakes += serving_wakes(s, served, now)
     new_status, transitions = status.model_status(s, problems, prepared, stage, served, now)
     events += transitions
     changed: Mapping[str, Any] | None = new_status.to_json_dict()

@@ -43,6 +43,8 @@ class Node:
     unschedulable: bool = False
     since: float = 0.0
     """Since when it is ready, or not."""
+    labelled_at: float = 0.0
+    """When a label of ours was last written there: no label of ours is younger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class HardwareClass:
     generation: int
     spec: HardwareClassSpec
     status: HardwareClassStatus
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def digests(self) -> Mapping[str, str]:
@@ -116,6 +119,8 @@ class Workload:
     image_digest: str
     blob: str
     deleting: bool = False
+    desired: int = 0
+    """Nodes on which the DaemonSet controller wants a pod of it."""
 
 
 @dataclass(frozen=True, slots=True)

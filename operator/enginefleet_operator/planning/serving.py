@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -107,7 +108,7 @@ def _state(s: Snapshot, key: str, node: Node, target: str, pods: list[ServingPod
         reachable=node.ready,
         serving=any(p.ready for p in mine),
         pods=len(pods),
-        failed=any(_failed(s, p, now) for p in mine),
+        failed=any(_failed(s, p, now) for p in mine) or (bool(target) and current == target and not pods and now >= absent_at(s, node)),
         schedulable=not node.unschedulable,
     )
 
@@ -117,9 +118,51 @@ def _failed(s: Snapshot, pod: ServingPod, now: float) -> bool:
     return not pod.ready and (pod.trouble is not None or now >= overdue_at(s, pod))
 
 
+def absent_at(s: Snapshot, node: Node) -> float:
+    """When a node without any pod of ours counts as failed: by then the DaemonSet controller should have made one.
+
+    Never where nothing says when it was labelled.
+    """
+    if not node.labelled_at:
+        return math.inf
+    return max(node.labelled_at, node.since) + seconds(s.spec.rollout.progress_deadline)
+
+
 def overdue_at(s: Snapshot, pod: ServingPod) -> float:
     """Counted from when the pod was last ready, or made."""
     return pod.unready_since + seconds(s.spec.rollout.progress_deadline)
+
+
+def wakes(s: Snapshot, served: Serving, now: float) -> list[float]:
+    """When a node that does not serve yet becomes one that failed."""
+    found = [overdue_at(s, pod) for pod in s.pods if not pod.ready and not pod.deleting]
+    empty = {n.name for c in served.classes for n in c.nodes if n.pods == 0 and n.target and n.current == n.target}
+    found += [absent_at(s, node) for node in s.nodes if node.name in empty]
+    return [at for at in found if now < at < math.inf]
+
+
+def trouble(s: Snapshot, node: rollout.NodeState) -> tuple[str, str]:
+    """(reason, message) of a failed node: the pod's own words, else what can be said from outside."""
+    deadline = s.spec.rollout.progress_deadline
+    mine = [p for p in s.pods if p.node == node.name]
+    for pod in mine:
+        if pod.trouble is not None:
+            return pod.trouble
+    if mine:
+        return "ProgressDeadlineExceeded", f"its pod is not ready after {deadline} and gives no reason."
+    workload = next((w for w in s.workloads if w.label == node.current and not w.deleting), None)
+    if workload is None:
+        return "WorkloadMissing", "its DaemonSet is gone and is made again."
+    key = labels.release_key(s.namespace, s.name)
+    if workload.desired < sum(n.labels.get(key) == workload.label for n in s.nodes):
+        return "PodNotWanted", (
+            f"DaemonSet {workload.name} wants no pod there: nodeSelector or affinity of serving.template exclude the node, "
+            "or it has a taint that runtime.tolerations of the class leave out."
+        )
+    return "PodNotCreated", (
+        f"DaemonSet {workload.name} got no pod there within {deadline}: a quota, Pod Security or an admission webhook refuses it; "
+        f"kubectl describe daemonset {workload.name} -n {s.namespace} says which."
+    )
 
 
 def _unlabel(s: Snapshot, key: str) -> list[Action]:

@@ -18,7 +18,7 @@ from .. import labels
 from . import retry, rollout
 from .model import Event, HardwareClass, Snapshot
 from .rollout import State
-from .serving import ClassRollout, Serving
+from .serving import ClassRollout, Serving, trouble
 from .stages import BuildStage, Prepared, Problem, nodes_of, observation, targets
 
 TYPES = ("Ready", "Reconciling", "Stalled", "Prepared", "EnginesReady", "RolledOut", "ServingStale")
@@ -214,9 +214,9 @@ def _waits(s: Snapshot, problems: tuple[Problem, ...], prepared: Prepared | None
             continue
         failed = [n for n in moving if rollout.classify(n) is State.FAILED]
         if failed:
-            trouble = next((p.trouble for p in s.pods if p.node == failed[0].name and p.trouble is not None), _overdue(s))
-            text = f"{c.hardware_class.name}: on node {failed[0].name}: {trouble[0]}: {trouble[1]}"
-            found.append(Wait("rollout", trouble[0] or "PodFailing", text + (f"; {c.held}" if c.held else "")))
+            reason, message = trouble(s, failed[0])
+            text = f"{c.hardware_class.name}: on node {failed[0].name}: {reason}: {message}"
+            found.append(Wait("rollout", reason or "PodFailing", text + (f"; {c.held}" if c.held else "")))
         else:
             done = sum(rollout.classify(n) is State.READY for n in c.nodes)
             found.append(
@@ -232,10 +232,6 @@ def _waits(s: Snapshot, problems: tuple[Problem, ...], prepared: Prepared | None
 def _no_nodes(hardware_class: HardwareClass) -> Wait:
     chosen = ", ".join(f"{k}={v}" for k, v in sorted(hardware_class.spec.node_selector.match_labels.items()))
     return Wait("build", "NoMatchingNodes", f"No node has the labels {chosen} of HardwareClass {hardware_class.name}; it waits for one.")
-
-
-def _overdue(s: Snapshot) -> tuple[str, str]:
-    return "ProgressDeadlineExceeded", f"its pod is not ready after {s.spec.rollout.progress_deadline} and gives no reason."
 
 
 def _unknown(s: Snapshot, hardware_class: str, nodes: list[str]) -> str:
@@ -286,7 +282,7 @@ def _class_status(s: Snapshot, c: ClassRollout, stage: BuildStage) -> ClassStatu
         )
     if not stage.wanted and old is not None:
         fingerprints = old.fingerprints  # nothing is known anew while prepare runs
-    trouble = [_trouble(s, n) for n in c.nodes if rollout.classify(n) in (State.FAILED, State.UNREACHABLE)]
+    failing = [_trouble(s, n) for n in c.nodes if rollout.classify(n) in (State.FAILED, State.UNREACHABLE)]
     return ClassStatus(
         name=c.hardware_class.name,
         nodes=NodeCounts(
@@ -299,7 +295,7 @@ def _class_status(s: Snapshot, c: ClassRollout, stage: BuildStage) -> ClassStatu
         ),
         fingerprints=fingerprints,
         rollout=RolloutStatus(release=c.release, stable_release=c.stable, paused_reason=c.held),
-        failing_nodes=trouble[:20],
+        failing_nodes=failing[:20],
     )
 
 
@@ -308,5 +304,5 @@ def _trouble(s: Snapshot, node: rollout.NodeState) -> NodeTrouble:
         return NodeTrouble(
             node=node.name, state="unreachable", reason="NodeNotReady", message="The node is not Ready; it catches up when it is back."
         )
-    reason, message = next((p.trouble for p in s.pods if p.node == node.name and p.trouble is not None), _overdue(s))
+    reason, message = trouble(s, node)
     return NodeTrouble(node=node.name, state="failed", reason=reason, message=message[:512])

@@ -180,3 +180,22 @@ def test_a_store_is_accepted_once_and_an_unsupported_one_is_refused_by_name() ->
     refused = EngineStoreStatus.model_validate(decide_store(signed, status, 2, w.NOW).status)
     assert refused.conditions[0].reason == "NotYetSupported"
     assert "spec.trust" in refused.conditions[0].message
+
+
+def test_a_probe_that_failed_for_good_is_tried_again_once_for_each_retry_annotation() -> None:
+    s = snapshot("n0")
+    s = applied(s, decide_class(s, w.NOW))
+    started = next(a for a in decide_class(s, w.NOW).actions if isinstance(a, StartProbe))
+    bad = Failure(FailureClass.PERMANENT, "RuntimeBroken", "no onnxruntime in this image.")
+    s = replace(s, jobs=(Job(started.job, "uid", "probe", 1, active=False, node="n0", failure=bad),))
+    s = applied(s, decide_class(s, w.NOW))
+    assert not any(isinstance(a, StartProbe) for a in decide_class(s, w.NOW).actions)
+    asked = replace(s, hardware_class=replace(s.hardware_class, annotations={labels.RETRY: "1"}))
+    plan = decide_class(asked, w.NOW)
+    again = next(a for a in plan.actions if isinstance(a, StartProbe))
+    assert again.attempt == 2
+    assert applied(asked, plan).hardware_class.status.retry_token == "1"
+    # it fails again: the same annotation is no second retry
+    worse = replace(applied(asked, plan), jobs=(Job(again.job, "uid2", "probe", 2, active=False, node="n0", failure=bad),))
+    worse = applied(worse, decide_class(worse, w.NOW))
+    assert not any(isinstance(a, StartProbe) for a in decide_class(worse, w.NOW).actions)

@@ -128,6 +128,30 @@ def test_a_pod_that_served_for_a_month_is_not_overdue_when_it_blinks() -> None:
     assert condition(s, "Ready")[1] == "ProgressDeadlineExceeded"
 
 
+@pytest.mark.parametrize(
+    ("desired", "reason", "says"), [(3, "PodNotCreated", "kubectl describe daemonset"), (2, "PodNotWanted", "runtime.tolerations")]
+)
+def test_a_node_that_never_gets_its_pod_fails_after_the_progress_deadline(desired: int, reason: str, says: str) -> None:
+    s = w.passed_fleet()
+    s = replace(
+        s, nodes=tuple(replace(n, labelled_at=w.NOW) for n in s.nodes), workloads=tuple(replace(x, desired=desired) for x in s.workloads)
+    )
+    plan = decide(s, w.NOW + 599)
+    assert plan.wake_at == w.NOW + 600
+    assert condition(w.apply(s, plan), "Ready")[1] == "RollingOut"
+    s = w.apply(s, decide(s, w.NOW + 600))
+    assert s.status.classes[0].nodes.failed == 3
+    assert condition(s, "Ready")[1] == reason
+    assert says in condition(s, "Ready")[2]
+    assert [t.reason for t in s.status.classes[0].failing_nodes] == [reason] * 3
+    assert condition(w.apply(s, decide(w.serving(s), w.NOW + 700)), "Ready")[0] == "True"
+
+
+def test_a_label_of_unknown_age_makes_no_node_fail() -> None:
+    s = w.passed_fleet()
+    assert w.apply(s, decide(s, w.NOW + 1e6)).status.classes[0].nodes.failed == 0
+
+
 def test_taking_the_retry_annotation_away_is_no_retry() -> None:
     bad = Failure(FailureClass.PERMANENT, "NotAModel", "no model.")
     s = replace(w.settle(w.fleet()), annotations={labels.RETRY: "1"})
