@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from enginefleet_api import fingerprint, identity
 from enginefleet_api.errors import PermanentError
 from enginefleet_api.jobs import Source, StoreRef
 from enginefleet_api.keys import gate_key_of
-from enginefleet_api.resources import Benchmark, BuildSettings, Validation
+from enginefleet_api.resources import Benchmark, BuildSettings, Calibration, Validation
+from enginefleet_api.variants import Variant, rungs
 
 
 def uri(text: str) -> str:
@@ -41,6 +42,24 @@ def validation(
     acceptance = {name: value for name, value in {"maxDrop": max_drop, "minimum": minimum}.items() if value is not None}
     value = {"uri": uri(data), "task": task, "metric": metric, "minSamples": min_samples, "requiredClasses": required_classes}
     return {"validation": value | {"acceptance": acceptance}, "validationSource": source(data)}
+
+
+def variants(precision: str, method: Literal["auto", "entropy", "max"], *, data: bool, repair: bool) -> list[dict[str, Any]]:
+    """The first rung of the ladder, every one for `auto`; with `repair` the repaired variant too.
+
+    `data`: whether there is a calibration set; without one, int8 takes the scales that the model holds.
+    """
+    calibration = Calibration(method=method) if data else None
+    try:
+        ladder = rungs(precision, calibration)
+    except ValueError as error:
+        hint = "Write auto, fp32, tf32, fp16, bf16, int8 or fp8."
+        raise PermanentError("PrecisionNotSupported", f"{precision!r} is no precision.", hint) from error
+    chosen = [rung for rung in ladder if not rung.repaired]
+    chosen = chosen if precision == "auto" else chosen[:1]
+    if repair and precision in ("auto", "int8") and data:
+        chosen.insert(sum(rung.precision == "int8" for rung in chosen), Variant(precision="int8", repaired=True))
+    return [rung.to_json_dict() for rung in chosen]
 
 
 def build_keys(

@@ -15,6 +15,7 @@ import typer
 
 from enginefleet_api.errors import EXIT_PERMANENT, EngineFleetError
 from enginefleet_api.jobs import BuildRequest, FetchRequest, PrepareRequest, ProbeRequest, RuntimeCheckRequest
+from enginefleet_api.variants import SCALED
 
 from . import by_hand, shell
 from .io import Progress, failed, termination_log, write_termination
@@ -55,8 +56,12 @@ def prepare(
     as_json: AsJson = False,
     model: Annotated[str | None, typer.Option(help="The .onnx file or its folder: a path, s3:// or https://.")] = None,
     digest: Annotated[str | None, typer.Option(help="Tree digest that the model must have.")] = None,
-    precision: Annotated[str, typer.Option(help="fp32 or int8.")] = "fp32",
-    calibration: Annotated[str | None, typer.Option(help="Calibration set for int8.")] = None,
+    precision: Annotated[str, typer.Option(help="fp32, fp16, bf16, int8, …; auto: int8 by each method, fp16 and fp32.")] = "fp32",
+    calibration: Annotated[str | None, typer.Option(help="Calibration set for int8; without one the scales stand in the model.")] = None,
+    method: Annotated[Literal["auto", "entropy", "max"], typer.Option(help="How ranges are found from the calibration set.")] = "auto",
+    repair: Annotated[
+        bool, typer.Option(help="Make the repaired int8 variant too: the layers that lose most stay in higher precision.")
+    ] = False,
     flavour: Annotated[list[str] | None, typer.Option(help="Target flavour.")] = None,
     store: Store = None,
     endpoint: Endpoint = "",
@@ -69,9 +74,14 @@ def prepare(
     """Fetch, check and convert a model; measure its FP32 baseline; put both into the store."""
     hand: dict[str, Any] | None = None
     if model is not None:
+        try:
+            variants = by_hand.variants(precision, method, data=calibration is not None, repair=repair)
+        except EngineFleetError as error:
+            shell.show_failure(error, as_json)
+            raise typer.Exit(error.exit_code) from error
         hand = {
             "model": by_hand.source(model, digest),
-            "precision": precision,
+            "variants": variants,
             "flavours": flavour or ["onnxruntime"],
             "store": by_hand.store(_needed(store, "--store"), endpoint),
             "holder": by_hand.holder(),
@@ -80,7 +90,10 @@ def prepare(
             validation, task=task, metric=metric, min_samples=min_samples, max_drop=None, minimum=None, required_classes=[]
         )
         if calibration is not None:
-            hand |= {"calibration": {"uri": by_hand.uri(calibration)}, "calibrationSource": by_hand.source(calibration)}
+            told = {"uri": by_hand.uri(calibration), "method": method}
+            hand |= {"calibration": told, "calibrationSource": by_hand.source(calibration)}
+        elif any(variant["precision"] in SCALED for variant in variants):
+            hand |= {"calibration": {"source": "model"}}
     wanted = _request(PrepareRequest, request, hand, as_json)
 
     def work(progress: Progress) -> Any:

@@ -42,11 +42,17 @@ class PreparedManifest(Contract):
     model: str
     """Tree digest of the prepared ONNX file(s): this, not the key, enters the engine key."""
     precision: str
+    variant: str = ""
+    """`Variant.id`."""
     flavour: str
     files: list[FileEntry]
     inputs: list[TensorSpec]
     outputs: list[TensorSpec]
     qdq_nodes: int = 0
+    share: str = ""
+    """Part of the worthwhile nodes (Conv, Gemm, MatMul …) that run in the lower precision, as decimal text of 0 to 1; empty: nothing was converted."""
+    recipe: dict[str, Any] = Field(default_factory=dict)
+    """How it was made: {tool, method, exclude: {nodes, opTypes}, cosine, sensitivity: [...]}; the last for repaired variants."""
     tools: dict[str, str] = Field(default_factory=dict)
     notes: list[str] = Field(default_factory=list)
 
@@ -59,8 +65,26 @@ class Metric(Contract):
     samples: int
     per_class: dict[str, str] = Field(default_factory=dict)
     class_samples: dict[str, int] = Field(default_factory=dict)
+    """Instances of each class: labelled samples, boxes, or pictures that show it."""
+    per_group: dict[str, str] = Field(default_factory=dict)
+    """By the value of the column that `validation.subgroups` names."""
+    group_samples: dict[str, int] = Field(default_factory=dict)
     interval: list[str] = Field(default_factory=list)
     """95 % confidence interval [low, high], where one was computed."""
+    counts: dict[str, int] = Field(default_factory=dict)
+    """What was counted on the way, e.g. truths, detections."""
+
+
+class KeptOutput(Contract):
+    """One output of the model as given, for the samples that a baseline names in `sample_indices`."""
+
+    name: str
+    size: int
+    """Numbers that the output has for one sample."""
+    step: int = 1
+    """Every step-th of them was kept, beginning with the first."""
+    values: list[list[float]]
+    """Float32 values, one row a sample."""
 
 
 class Baseline(Contract):
@@ -72,11 +96,16 @@ class Baseline(Contract):
     validation: str
     metric: Metric
     outputs_digest: str
+    """Of all outputs of all samples, as float32."""
     sample_indices: list[int] = Field(default_factory=list)
-    sample_outputs: list[list[float]] = Field(default_factory=list)
-    """First output, flattened, of the samples named in `sample_indices`: what a candidate's output distance is measured against."""
-    correct: str = ""
-    """One character a sample, `1` where the baseline was right: lets a drop be judged on paired samples."""
+    sample_outputs: list[KeptOutput] = Field(default_factory=list)
+    """What a candidate's output distance is measured against."""
+    records: list[dict[str, Any]] = Field(default_factory=list)
+    """One a sample, in the data set's order; what stands in it depends on the task (builder: gate/tasks).
+
+    The metric is a function of records and truths on any subset of the samples: baseline and candidate are compared on the same ones.
+    """
+    seconds: str = ""
 
 
 class Claim(Contract):
@@ -111,17 +140,64 @@ class BuildRecord(Contract):
     node: str = ""
 
 
+class Part(Contract):
+    """A class or a subgroup, judged alone. A drop is positive when the engine is worse."""
+
+    name: str
+    samples: int
+    """Instances of a class, samples of a subgroup."""
+    baseline: str | None = None
+    value: str | None = None
+    drop: str | None = None
+    drop_interval: list[str] = Field(default_factory=list)
+    """95 % interval [low, high] of the drop."""
+
+
+class AtOperatingPoint(Contract):
+    """Detections at the confidence that production uses: mAP does not see scores that shrank, production does."""
+
+    confidence: str
+    baseline_recall: str
+    recall: str
+    recall_drop: str
+    drop_interval: list[str] = Field(default_factory=list)
+    baseline_precision: str | None = None
+    precision: str | None = None
+    score_shift: str | None = None
+    """Median of engine's less baseline's score, over the objects that both find."""
+    truths: int = 0
+
+
 class Accuracy(Contract):
+    """Status and termination messages hold the `headline`; a verdict holds all of it."""
+
     metric: str
     baseline: str | None = None
     value: str | None = None
     drop: str | None = None
+    """Positive when the engine is worse."""
     samples: int = 0
+    available: int | None = None
+    """Samples of the validation set, of which `samples` were judged."""
     interval: list[str] = Field(default_factory=list)
+    """95 % interval [low, high] of the value."""
+    drop_interval: list[str] = Field(default_factory=list)
+    """95 % interval [low, high] of the drop, by paired bootstrap: the upper bound decides."""
+    needed_samples: int | None = None
+    """About so many samples would tell, where these are too few to."""
     worst_class: str | None = None
     worst_class_drop: str | None = None
     cosine_min: str | None = None
     max_abs_error: str | None = None
+    compared: int | None = None
+    """Samples whose outputs were compared with the baseline's, number by number."""
+    classes: list[Part] = Field(default_factory=list)
+    groups: list[Part] = Field(default_factory=list)
+    operating_point: AtOperatingPoint | None = None
+
+    def headline(self) -> Accuracy:
+        """Without the rows, which do not fit into a status."""
+        return self.model_copy(update={"classes": [], "groups": [], "operating_point": None})
 
 
 class Latency(Contract):
@@ -135,6 +211,34 @@ class Latency(Contract):
     iterations: int
 
 
+class Speedup(Contract):
+    """Against the same model in FP32, built in the same Job and measured in turns with the engine, block by block."""
+
+    batch: int
+    speedup: str
+    """Median over pairs of blocks of the partner's time by the engine's."""
+    interval: list[str] = Field(default_factory=list)
+    """95 % interval [low, high] of that median."""
+    partner: Latency
+    engine: Latency
+    """In the same blocks."""
+    blocks: int
+
+
+class WorstSample(Contract):
+    """A sample on which the engine lost most against the baseline."""
+
+    index: int
+    identity: str
+    """Name of the file, or the index."""
+    loss: str
+    """How much, in the task's own terms; samples are sorted by it."""
+    why: str
+    baseline: dict[str, Any] = Field(default_factory=dict)
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """The records of both."""
+
+
 class Verdict(Contract):
     """`engines/<engine key>/verdicts/<gate key>/<blob>-<time>-<holder>.json`: append-only; the newest of a gate key decides."""
 
@@ -145,10 +249,15 @@ class Verdict(Contract):
     fingerprint: str
     answer: Answer
     reasons: list[str] = Field(default_factory=list)
+    thresholds: dict[str, Any] = Field(default_factory=dict)
+    """What it was judged by: exactly what the gate key is made of (keys.gate_thresholds)."""
     accuracy: Accuracy | None = None
     latency: list[Latency] = Field(default_factory=list)
+    speedup: Speedup | None = None
+    worst: list[WorstSample] = Field(default_factory=list)
     context: dict[str, Any] = Field(default_factory=dict)
     evidence: dict[str, Any] = Field(default_factory=dict)
+    """Tools, threads, seconds and bytes that judging took, and the whole metrics of engine and baseline."""
     time: str
     holder: str
     node: str = ""

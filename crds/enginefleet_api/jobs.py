@@ -8,7 +8,7 @@ variables `ENGINEFLEET_<WHO>_ACCESS_KEY_ID` and `…_SECRET_ACCESS_KEY`, WHO bei
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,7 @@ from .base import Contract
 from .documents import Accuracy, Answer, Latency, Metric
 from .errors import EngineFleetError, FailureClass
 from .resources import Benchmark, Calibration, InputSpec, Preprocessing, Validation
+from .variants import Variant
 
 REQUEST_VARIABLE = "ENGINEFLEET_REQUEST"
 REPORT_LIMIT = 4000
@@ -64,9 +65,10 @@ class PrepareRequest(Contract):
     name: str = ""
     """For people: namespace/name of the ModelDeployment."""
     model: Source
-    precision: str
+    variants: Annotated[list[Variant], Field(min_length=1)]
+    """What to make of the model, for each flavour."""
     flavours: list[str]
-    """Target flavours, e.g. `onnxruntime`: each gives one prepared model."""
+    """Target flavours: `onnxruntime`, `tensorrt-10` or `tensorrt-8`. Each gives one prepared model a variant."""
     inputs: list[InputSpec] = Field(default_factory=list)
     preprocessing: Preprocessing | None = None
     calibration: Calibration | None = None
@@ -81,9 +83,14 @@ class PrepareRequest(Contract):
 class ResolvedPrepared(Contract):
     flavour: str
     precision: str
+    variant: str
+    """`Variant.id`."""
     prepared_key: str
     model: str
     """Tree digest of the prepared files."""
+    exclude: dict[str, list[str]] = Field(default_factory=dict)
+    """For a repaired variant the exclusions that were found, as spec.calibration.exclude takes them. Left out of a message that is too long:
+    the prepared manifest's recipe has them."""
 
 
 class PrepareReport(Contract):
@@ -112,6 +119,8 @@ class BuildRequest(Contract):
     prepared_key: str
     prepared_model: str
     precision: str
+    partner_prepared_key: str | None = None
+    """The same model prepared in FP32: built in a temporary folder, measured in turns with the engine, never published."""
     backend: str
     execution_provider: str = "CPU"
     recipe: dict[str, Any] = Field(default_factory=dict)
@@ -142,6 +151,8 @@ class BuildReport(Contract):
     reasons: list[str] = Field(default_factory=list)
     accuracy: Accuracy | None = None
     latency: list[Latency] = Field(default_factory=list)
+    speedup: str | None = None
+    """Against the FP32 partner, where one was given."""
     durations: dict[str, str] = Field(default_factory=dict)
     warnings: list[str] = Field(default_factory=list)
 
@@ -256,8 +267,9 @@ class Termination(Contract):
         if isinstance(report, PrepareReport):
             baseline = report.baseline
             if baseline is not None and lines <= 8:
-                baseline = baseline.model_copy(update={"per_class": {}, "class_samples": {}})
-            report = report.model_copy(update={"notes": cut(report.notes), "baseline": baseline})
+                baseline = baseline.model_copy(update={"per_class": {}, "class_samples": {}, "per_group": {}, "group_samples": {}})
+            prepared = report.prepared if lines > 3 else [item.model_copy(update={"exclude": {}}) for item in report.prepared]
+            report = report.model_copy(update={"notes": cut(report.notes), "baseline": baseline, "prepared": prepared})
         elif isinstance(report, BuildReport):
             changes = {"warnings": cut(report.warnings), "reasons": [clip(reason, width) for reason in report.reasons[: 4 if last else 8]]}
             if last:

@@ -103,7 +103,7 @@ class Resolved(Contract):
     prepare_recipe: int
     engine_recipe: int
     prepared: list[dict[str, Any]] = Field(default_factory=list)
-    """[{flavour, precision, preparedKey, model}]"""
+    """[{flavour, variant, precision, preparedKey, model, exclude, failure}]: one that could not be made has a failure and no key."""
     baseline_key: str | None = None
     baseline_metric: str = ""
     baseline_value: str = ""
@@ -118,6 +118,14 @@ class NodeCounts(Contract):
     failed: int = 0
 
 
+class Attempted(Contract):
+    """One variant that a fingerprint went through."""
+
+    variant: str
+    state: str
+    message: Annotated[str, Field(max_length=512)] = ""
+
+
 class FingerprintStatus(Contract):
     id: str
     summary: str = ""
@@ -126,6 +134,13 @@ class FingerprintStatus(Contract):
     engine_build: str = ""
     blob: str = ""
     precision: str = ""
+    """Of the engine that serves, or of the one that is worked on."""
+    variant: str = ""
+    """How it was made: int8-entropy, int8-max, int8-repaired, fp16, fp32 …"""
+    tried: list[Attempted] = Field(default_factory=list)
+    """What was tried before, and why it was not taken."""
+    speedup: str = ""
+    """Against FP32, measured beside it."""
     accuracy: dict[str, Any] | None = None
     latency: list[dict[str, Any]] = Field(default_factory=list)
     message: str = ""
@@ -213,6 +228,8 @@ class PrepareSettings(Contract):
     """Labels of the nodes that prepare Jobs may run on; empty: the class's."""
     resources: FreeObject = Field(default_factory=dict)
     """Requests and limits of prepare Jobs; empty: the runtime's."""
+    image: OptionalImage = ""
+    """Image of prepare Jobs; empty: the one that the operator was started with, else the runtime's."""
 
 
 class IdentitySettings(Contract):
@@ -430,6 +447,7 @@ class EngineBuildSpec(Contract):
     fingerprint: Text
     summary: Text = ""
     precision: Text
+    variant: Text = ""
     prepared_key: Text
     prepared_model: Text
     engine_key: Text
@@ -450,6 +468,8 @@ class EngineBuildStatus(Contract):
     passed_at: str = ""
     accuracy: dict[str, Any] | None = None
     latency: list[dict[str, Any]] = Field(default_factory=list)
+    speedup: str = ""
+    """Against FP32, measured beside it; empty: not measured."""
     durations: dict[str, str] = Field(default_factory=dict)
     reasons: list[str] = Field(default_factory=list)
     message: str = ""

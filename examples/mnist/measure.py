@@ -12,6 +12,7 @@ from typing import Literal
 from enginefleet_api import fingerprint, identity
 from enginefleet_api.jobs import BuildRequest, PrepareRequest, Source, StoreRef
 from enginefleet_api.resources import AccuracyAcceptance, Benchmark, Calibration, Validation
+from enginefleet_api.variants import rungs
 from enginefleet_builder.build.job import build
 from enginefleet_builder.io import Progress
 from enginefleet_builder.prepare.job import prepare
@@ -25,7 +26,7 @@ def measure(precision: str, method: Literal["entropy", "max"], store: StoreRef) 
     """One row of the table."""
     request = PrepareRequest(
         model=Source(uri=(HERE / "model.onnx").as_uri()),
-        precision=precision,
+        variants=list(rungs(precision, Calibration(method=method))),
         flavours=["onnxruntime"],
         calibration=Calibration(method=method),
         calibration_source=Source(uri=(HERE / "calibration.npz").as_uri()),

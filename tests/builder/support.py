@@ -10,6 +10,7 @@ from onnx import ModelProto
 from enginefleet_api import fingerprint, identity
 from enginefleet_api.jobs import BuildReport, BuildRequest, PrepareReport, PrepareRequest, Source, StoreRef
 from enginefleet_api.resources import AccuracyAcceptance, Benchmark, Calibration, Validation
+from enginefleet_api.variants import rungs
 from enginefleet_builder.build.job import build
 from enginefleet_builder.io import Progress
 from enginefleet_builder.prepare.job import prepare
@@ -39,11 +40,12 @@ class Bench:
         return Validation(uri=self.validation.as_uri(), acceptance=ACCEPTANCE).model_copy(update=changes)
 
     def prepare_request(self, precision: str = "fp32", **changes: Any) -> PrepareRequest:
+        calibration = changes.get("calibration", Calibration(method="max"))
         request = PrepareRequest(
             model=Source(uri=f"{self.model.parent.as_uri()}/"),
-            precision=precision,
+            variants=list(rungs(precision, calibration)[:1]),
             flavours=["onnxruntime"],
-            calibration=Calibration(method="max"),
+            calibration=calibration,
             calibration_source=Source(uri=self.calibration.as_uri()),
             validation=self.gate(),
             validation_source=Source(uri=self.validation.as_uri()),

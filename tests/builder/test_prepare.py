@@ -13,6 +13,7 @@ from enginefleet_api.base import Contract
 from enginefleet_api.errors import PermanentError, TransientFault
 from enginefleet_api.jobs import PrepareReport, Source
 from enginefleet_api.resources import Calibration, Exclude, ExpectedBaseline, Preprocessing
+from enginefleet_api.variants import rungs
 from enginefleet_builder.io import Cancellation, Progress
 from enginefleet_builder.prepare import keys, quantize
 from enginefleet_builder.prepare import model as models
@@ -99,7 +100,7 @@ def test_a_quantized_model_is_not_quantized_again_but_taken_as_it_is_for_qat(ben
     assert qat.model == qat.prepared[0].model
 
 
-@pytest.mark.parametrize("precision", ["tf32", "fp16", "bf16", "fp8", "auto"])
+@pytest.mark.parametrize("precision", ["tf32", "fp16", "bf16", "fp8"])
 def test_precisions_that_this_backend_lacks(bench: Bench, precision: str) -> None:
     error = refusal(bench, precision)
     assert error.reason == "PrecisionNotSupported"
@@ -199,8 +200,9 @@ def test_todays_defaults_are_those_of_schema_version_1() -> None:
 def test_auto_and_entropy_are_the_same_model_and_data_counts_for_int8_only() -> None:
     def key(precision: str, method: str, dataset: str) -> str:
         calibration = Calibration.model_validate({"method": method})
+        variant = rungs(precision, calibration)[0]
         return keys.prepared_key(
-            model="m", precision=precision, flavour="onnxruntime", calibration=calibration, dataset=dataset, preprocessing=None
+            model="m", variant=variant, flavour="onnxruntime", calibration=calibration, dataset=dataset, preprocessing=None
         )
 
     assert key("int8", "auto", "a") == key("int8", "entropy", "a")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import tempfile
 import time
@@ -13,6 +14,7 @@ from onnx import ModelProto
 from enginefleet_api.documents import Baseline, PreparedManifest
 from enginefleet_api.errors import EngineFleetError, PermanentError
 from enginefleet_api.jobs import PrepareReport, PrepareRequest, ResolvedPrepared, Source
+from enginefleet_api.variants import SCALED, Variant
 
 from ..backends.onnxruntime import open_session
 from ..gate.datasets import Dataset, open_dataset
@@ -59,8 +61,8 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
     with tempfile.TemporaryDirectory(prefix="prepare-") as folder:
         given, notes = gather(request, Path(folder), progress)
         manifests, fresh = [], False
-        for flavour in request.flavours:
-            manifest, made = _prepared(given, flavour, records, Path(folder), progress)
+        for flavour, variant in itertools.product(request.flavours, request.variants):
+            manifest, made = _prepared(given, flavour, variant, records, Path(folder), progress)
             manifests.append(manifest)
             notes += [note for note in manifest.notes if note not in notes]
             fresh |= made
@@ -71,7 +73,14 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
         calibration=given.calibration.fetched.digest if given.calibration else None,
         validation=given.validation.fetched.digest if given.validation else None,
         prepared=[
-            ResolvedPrepared(flavour=item.flavour, precision=item.precision, prepared_key=item.prepared_key, model=item.model)
+            ResolvedPrepared(
+                flavour=item.flavour,
+                precision=item.precision,
+                variant=item.variant,
+                prepared_key=item.prepared_key,
+                model=item.model,
+                exclude=item.recipe.get("exclude", {}) if "sensitivity" in item.recipe else {},
+            )
             for item in manifests
         ],
         baseline_key=baseline.baseline_key if baseline else None,
@@ -88,18 +97,23 @@ def require_possible(request: PrepareRequest) -> None:
         if flavour not in FLAVOURS:
             message = f"flavour {flavour} cannot be prepared by this version, expected one of {list(FLAVOURS)}."
             raise PermanentError("FlavourNotSupported", message, "Change the HardwareClass's backend.")
-    if request.precision not in PRECISIONS:
-        message = f"precision {request.precision} is not what ONNX Runtime on a CPU can do; it can {' and '.join(PRECISIONS)}."
-        raise PermanentError("PrecisionNotSupported", message, "Set spec.precision to one of these.")
-    if request.precision == "int8" and (request.calibration is None or (_calibrates(request) and request.calibration_source is None)):
+    for variant in request.variants:
+        if variant.precision not in PRECISIONS:
+            message = f"precision {variant.precision} is not what ONNX Runtime on a CPU can do; it can {' and '.join(PRECISIONS)}."
+            raise PermanentError("PrecisionNotSupported", message, "Set spec.precision to one of these.")
+    if _scaled(request) and (request.calibration is None or (_calibrates(request) and request.calibration_source is None)):
         message = "precision int8 has no calibration set."
         raise PermanentError("CalibrationMissing", message, "Set spec.calibration.uri, or calibration.source to model for a QAT model.")
     if request.validation is not None:
         require_supported(request.validation)
 
 
+def _scaled(request: PrepareRequest) -> bool:
+    return any(variant.precision in SCALED for variant in request.variants)
+
+
 def _calibrates(request: PrepareRequest) -> bool:
-    return request.precision == "int8" and request.calibration is not None and request.calibration.source == "dataset"
+    return _scaled(request) and request.calibration is not None and request.calibration.source == "dataset"
 
 
 def gather(request: PrepareRequest, folder: Path, progress: Progress) -> tuple[Given, list[str]]:
@@ -110,7 +124,7 @@ def gather(request: PrepareRequest, folder: Path, progress: Progress) -> tuple[G
     model = models.read_model(path)
     quantized = request.calibration is not None and request.calibration.source == "model"
     progress("preflight")
-    findings = preflight.check(preflight.Subject(path, model, request.precision, request.inputs, quantized))
+    findings = preflight.check(preflight.Subject(path, model, "int8" if _scaled(request) else "fp32", request.inputs, quantized))
     calibration, validation = None, None
     try:
         if _calibrates(request) and request.calibration is not None and request.calibration_source is not None:
@@ -167,12 +181,14 @@ def _load_findings(path: Path, progress: Progress) -> list[preflight.Finding]:
         return [preflight.Finding.of(error)]
 
 
-def _prepared(given: Given, flavour: str, records: Records, folder: Path, progress: Progress) -> tuple[PreparedManifest, bool]:
+def _prepared(
+    given: Given, flavour: str, variant: Variant, records: Records, folder: Path, progress: Progress
+) -> tuple[PreparedManifest, bool]:
     """(manifest, whether it was made now)."""
     request = given.request
     key = keys.prepared_key(
         model=given.fetched.digest,
-        precision=request.precision,
+        variant=variant,
         flavour=flavour,
         calibration=request.calibration,
         dataset=given.calibration.fetched.digest if given.calibration else None,
@@ -180,10 +196,10 @@ def _prepared(given: Given, flavour: str, records: Records, folder: Path, progre
     )
     if (standing := records.prepared(key)) is not None:
         return standing, False
-    work = folder / flavour
-    made = _make(given, work, progress)
+    work = folder / f"{flavour}-{variant.id}"
+    made = _make(given, variant, work, progress)
     model = models.read_model(made.file)
-    if request.precision == "int8":
+    if variant.precision in SCALED:
         with open_session(made.file, "auto", progress):
             progress("quantize: check that it loads")
     files = models.model_files(made.file, model)
@@ -191,7 +207,8 @@ def _prepared(given: Given, flavour: str, records: Records, folder: Path, progre
         prepared_key=key,
         source_model=given.fetched.digest,
         model=models.digest_of(files),
-        precision=request.precision,
+        precision=variant.precision,
+        variant=variant.id,
         flavour=flavour,
         files=files,
         inputs=models.inputs(model),
@@ -204,14 +221,14 @@ def _prepared(given: Given, flavour: str, records: Records, folder: Path, progre
     return records.publish_prepared(manifest, made.file.parent), True
 
 
-def _make(given: Given, work: Path, progress: Progress) -> Quantized:
+def _make(given: Given, variant: Variant, work: Path, progress: Progress) -> Quantized:
     """The prepared files in `work`. fp32, and int8 with scales in the file, are the model as it is, byte for byte."""
     request = given.request
-    if given.calibration is not None and request.calibration is not None:
+    if variant.method and given.calibration is not None and request.calibration is not None:
         work.mkdir()
         scratch = work / "scratch"
         scratch.mkdir()
-        made = quantize(given.path, request.calibration, given.calibration.dataset, request.inputs, scratch, progress)
+        made = quantize(given.path, request.calibration, variant.method, given.calibration.dataset, request.inputs, scratch, progress)
         made.file.rename(work / made.file.name)
         shutil.rmtree(scratch)
         return Quantized(work / made.file.name, made.qdq_nodes, made.notes)

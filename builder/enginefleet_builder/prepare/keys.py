@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from enginefleet_api import identity
 from enginefleet_api.identity import Json
 from enginefleet_api.resources import Calibration, Decoder, Preprocessing, Validation
+from enginefleet_api.variants import SCALED, Variant
 
 PREPROCESSING_DEFAULTS: Mapping[str, Json] = {
     "resize": "none",
@@ -17,7 +18,16 @@ PREPROCESSING_DEFAULTS: Mapping[str, Json] = {
     "mean": [],
     "std": [],
 }
-DECODER_DEFAULTS: Mapping[str, Json] = {"kind": "logits", "nmsIou": "0.7", "confidence": "0.001", "maxDetections": 300}
+DECODER_DEFAULTS: Mapping[str, Json] = {
+    "kind": "logits",
+    "nmsIou": "0.7",
+    "confidence": "0.001",
+    "maxDetections": 300,
+    "activation": "auto",
+    "boxFormat": "auto",
+    "firstLabel": 0,
+    "outputs": [],
+}
 
 
 def preprocessing_json(spec: Preprocessing | None) -> dict[str, Json] | None:
@@ -32,30 +42,34 @@ def decoder_json(decoder: Decoder) -> dict[str, Json]:
 
 
 def prepared_key(
-    *, model: str, precision: str, flavour: str, calibration: Calibration | None, dataset: str | None, preprocessing: Preprocessing | None
+    *, model: str, variant: Variant, flavour: str, calibration: Calibration | None, dataset: str | None, preprocessing: Preprocessing | None
 ) -> str:
     """`dataset`: digest of the calibration set; calibration and preprocessing only count where something is calibrated."""
-    if precision != "int8" or calibration is None:
+    precision = variant.precision
+    if precision not in SCALED or calibration is None:
         return identity.prepared_key(model=model, precision=precision, flavour=flavour)
     if calibration.source == "model":
         return identity.prepared_key(model=model, precision=precision, flavour=flavour, calibration={"source": "model"})
-    method = "entropy" if calibration.method == "auto" else calibration.method
     return identity.prepared_key(
         model=model,
         precision=precision,
         flavour=flavour,
-        calibration={"digest": dataset, "method": method},
+        calibration={"digest": dataset, "method": "repaired" if variant.repaired else variant.method},
         preprocessing=preprocessing_json(preprocessing),
         exclude={"nodes": tuple(calibration.exclude.nodes), "opTypes": tuple(calibration.exclude.op_types)},
     )
 
 
 def baseline_key(*, model: str, dataset: str, validation: Validation, preprocessing: Preprocessing | None) -> str:
+    decoder = decoder_json(validation.decoder)
+    if validation.python is not None:
+        # what it may use does not change what it answers
+        decoder |= {"code": validation.python.code, "higherIsBetter": validation.python.higher_is_better}
     return identity.baseline_key(
         model=model,
         validation=dataset,
         preprocessing=preprocessing_json(preprocessing),
-        decoder=decoder_json(validation.decoder),
+        decoder=decoder,
         metric=validation.metric,
         task=validation.task,
     )

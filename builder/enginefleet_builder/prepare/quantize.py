@@ -32,7 +32,7 @@ from ..gate.evaluate import batches
 from ..io import Progress
 from . import model as models
 
-METHODS = {"auto": "Entropy", "entropy": "Entropy", "max": "MinMax"}
+METHODS = {"entropy": "Entropy", "max": "MinMax"}
 CHUNK = 4
 """Batches whose intermediate tensors are in memory at once."""
 WORTHWHILE = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -47,7 +47,7 @@ class Quantized:
 
 
 def quantize(
-    path: Path, calibration: Calibration, dataset: Dataset, profiles: Sequence[InputSpec], workdir: Path, progress: Progress
+    path: Path, calibration: Calibration, method: str, dataset: Dataset, profiles: Sequence[InputSpec], workdir: Path, progress: Progress
 ) -> Quantized:
     """Quantize the model at `path` with all samples of `dataset` into `workdir`/model.onnx.
 
@@ -70,7 +70,7 @@ def quantize(
             activation_type=ort.QuantType.QInt8,
             weight_type=ort.QuantType.QInt8,
             nodes_to_exclude=excluded,
-            calibrate_method=ort.CalibrationMethod[METHODS[calibration.method]],
+            calibrate_method=ort.CalibrationMethod[METHODS[method]],
             # strided collecting bounds memory for every method, whatever its name says
             extra_options={"WeightSymmetric": True, "ActivationSymmetric": False, "CalibStridedMinMax": CHUNK},
         )

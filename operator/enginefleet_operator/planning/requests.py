@@ -18,6 +18,7 @@ from enginefleet_api.identity import (
 from enginefleet_api.jobs import BuildRequest, PrepareReport, PrepareRequest, Source, StoreRef
 from enginefleet_api.keys import gate_key_of
 from enginefleet_api.resources import EngineStoreSpec, ModelDeploymentSpec, Resolved, Validation
+from enginefleet_api.variants import rungs
 
 FLAVOUR = "onnxruntime"
 REFERENCE_TEMPLATE = "reference-server/1"
@@ -60,7 +61,7 @@ def prepare_request(namespace: str, name: str, spec: ModelDeploymentSpec, store:
     return PrepareRequest(
         name=f"{namespace}/{name}",
         model=model_source(spec, store),
-        precision=spec.precision,
+        variants=list(rungs(spec.precision, spec.calibration)[:1]),
         flavours=[FLAVOUR],
         inputs=spec.inputs,
         preprocessing=spec.preprocessing,

@@ -110,7 +110,7 @@ def fleet(nodes: int = 3, **changes: Any) -> Snapshot:
 
 
 def prepare_report() -> PrepareReport:
-    prepared = ResolvedPrepared(flavour="onnxruntime", precision="fp32", prepared_key="p" * 64, model=PREPARED)
+    prepared = ResolvedPrepared(flavour="onnxruntime", precision="fp32", variant="fp32", prepared_key="p" * 64, model=PREPARED)
     metric = Metric(name="top1", value="0.95", samples=500)
     return PrepareReport(
         model=MODEL, validation="sha256:" + "3" * 64, prepared=[prepared], baseline_key="b" * 64, baseline=metric, seconds="1.0"
