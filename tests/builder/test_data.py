@@ -30,7 +30,7 @@ def npz(folder: Path, **arrays: Any) -> Path:
 
 @pytest.mark.parametrize(("images", "labels"), [("images", "labels"), ("X", "y"), ("x", "targets"), ("Xt", "yt"), ("data", "labels")])
 def test_names_of_arrays(tmp_path: Path, images: str, labels: str) -> None:
-    dataset = open_dataset(npz(tmp_path, **{images: np.ones((3, 1, 4, 4), np.float32), labels: [0, 2, 1]}), PLAIN, labelled=True)
+    dataset = open_dataset(npz(tmp_path, **{images: np.ones((3, 1, 4, 4), np.float32), labels: [0, 2, 1]}), PLAIN, "classification")
     assert dataset.size == 3
     assert dataset.classes == ("0", "1", "2")
     assert dataset.feed([0, 1], INPUT)["x"].shape == (2, 1, 4, 4)
@@ -38,13 +38,13 @@ def test_names_of_arrays(tmp_path: Path, images: str, labels: str) -> None:
 
 def test_a_file_with_both_gives_calibration_its_own_samples(tmp_path: Path) -> None:
     path = npz(tmp_path, Xt=np.zeros((3, 1, 4, 4)), cal=np.ones((5, 1, 4, 4)), yt=np.arange(3))
-    assert open_dataset(path, PLAIN, labelled=False).size == 5
-    assert open_dataset(path, PLAIN, labelled=True).size == 3
+    assert open_dataset(path, PLAIN, "calibration").size == 5
+    assert open_dataset(path, PLAIN, "classification").size == 3
 
 
 def test_several_inputs_are_found_by_name(tmp_path: Path) -> None:
     specs = [TensorSpec(name="left", dtype="float32", shape=[None, 2]), TensorSpec(name="right", dtype="int64", shape=[None, 1])]
-    dataset = open_dataset(npz(tmp_path, left=np.ones((4, 2)), right=np.arange(4)[:, None]), PLAIN, labelled=False)
+    dataset = open_dataset(npz(tmp_path, left=np.ones((4, 2)), right=np.arange(4)[:, None]), PLAIN, "calibration")
     assert [[0], [3]] == dataset.feed([0, 3], specs)["right"].tolist()
 
 
@@ -62,7 +62,7 @@ def test_several_inputs_are_found_by_name(tmp_path: Path) -> None:
 )
 def test_refused_archives(tmp_path: Path, arrays: dict[str, Any], reason: str, text: str) -> None:
     with pytest.raises(PermanentError) as caught:
-        open_dataset(npz(tmp_path, **arrays), PLAIN, labelled=True)
+        open_dataset(npz(tmp_path, **arrays), PLAIN, "classification")
     assert reason == caught.value.reason
     assert text in caught.value.message
 
@@ -72,7 +72,7 @@ def test_a_zip_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch
     path = tmp_path / "bomb.npz"
     np.savez_compressed(path, images=np.zeros((1000, 16), np.float32))
     with pytest.raises(PermanentError, match="DataSetTooLarge"):
-        open_dataset(path, PLAIN, labelled=False)
+        open_dataset(path, PLAIN, "calibration")
 
 
 def test_a_header_that_claims_terabytes_is_refused(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_header_that_claims_terabytes_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("images.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
     with pytest.raises(PermanentError, match="DataSetUnreadable"):
-        open_dataset(tmp_path / "a.npz", PLAIN, labelled=False)
+        open_dataset(tmp_path / "a.npz", PLAIN, "calibration")
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>log in</html>", b"PK\x03\x04 cut off"], ids=["empty", "html", "truncated"])
@@ -88,11 +88,11 @@ def test_what_is_no_archive(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "data.npz"
     path.write_bytes(content)
     with pytest.raises(PermanentError, match="DataSetUnreadable"):
-        open_dataset(path, PLAIN, labelled=True)
+        open_dataset(path, PLAIN, "classification")
 
 
 def test_shapes_that_do_not_fit_name_both(tmp_path: Path) -> None:
-    dataset = open_dataset(npz(tmp_path, images=np.ones((2, 3, 4, 4), np.float32)), PLAIN, labelled=False)
+    dataset = open_dataset(npz(tmp_path, images=np.ones((2, 3, 4, 4), np.float32)), PLAIN, "calibration")
     with pytest.raises(PermanentError, match=r"shape \[3, 4, 4\], expected \[1, 4, 4\]"):
         dataset.feed([0], INPUT)
 
@@ -107,7 +107,7 @@ def pictures(folder: Path, **colors: tuple[int, int, int]) -> Path:
 
 def test_folders_are_classes_in_sorted_order(tmp_path: Path) -> None:
     preprocessor = Preprocessor.of(Preprocessing(resize="stretch", size=[4, 4], scale="1/255"))
-    dataset = open_dataset(pictures(tmp_path / "set", red=(255, 0, 0), blue=(0, 0, 255)), preprocessor, labelled=True)
+    dataset = open_dataset(pictures(tmp_path / "set", red=(255, 0, 0), blue=(0, 0, 255)), preprocessor, "classification")
     assert dataset.classes == ("blue", "red")
     assert dataset.labels is not None
     assert dataset.labels.tolist() == [0, 0, 1, 1]
@@ -117,7 +117,7 @@ def test_folders_are_classes_in_sorted_order(tmp_path: Path) -> None:
 
 def test_a_picture_too_large_is_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "MAX_PIXELS", 10)
-    dataset = open_dataset(pictures(tmp_path / "set", red=(1, 2, 3)), PLAIN, labelled=True)
+    dataset = open_dataset(pictures(tmp_path / "set", red=(1, 2, 3)), PLAIN, "classification")
     with pytest.raises(PermanentError, match="8 x 4 pixels, at most 10"):
         dataset.sample(0)
 
@@ -126,7 +126,7 @@ def test_a_file_that_is_no_picture(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.png").write_text("not found")
     with pytest.raises(PermanentError, match="DataSetUnreadable"):
-        open_dataset(tmp_path, PLAIN, labelled=True).sample(0)
+        open_dataset(tmp_path, PLAIN, "classification").sample(0)
 
 
 @pytest.mark.parametrize(
@@ -155,8 +155,8 @@ def test_stored_pictures_and_files_are_treated_alike(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (1, 6, 10, 3), np.uint8)
     Image.fromarray(pixels[0]).save(tmp_path / "a.png")
     preprocessor = Preprocessor.of(Preprocessing(resize="letterbox", size=[8, 8], color="BGR", scale="1/255"))
-    stored = open_dataset(npz(tmp_path / "..", images=pixels), preprocessor, labelled=False).sample(0)[""]
-    assert np.array_equal(stored, open_dataset(tmp_path, preprocessor, labelled=False).sample(0)[""])
+    stored = open_dataset(npz(tmp_path / "..", images=pixels), preprocessor, "calibration").sample(0)[""]
+    assert np.array_equal(stored, open_dataset(tmp_path, preprocessor, "calibration").sample(0)[""])
 
 
 def test_tensors_cannot_be_resized() -> None:

@@ -92,7 +92,7 @@ def _dataset(work: Work, baseline: Baseline | None, folder: Path) -> Dataset | N
     if baseline is not None and baseline.validation != fetched.digest:
         message = f"the validation set has the digest {fetched.digest}, the baseline was measured on {baseline.validation}."
         raise PermanentError("DataSetChanged", message, "Restore the set, or have it resolved again with enginefleet.io/refresh.")
-    return open_dataset(fetched.folder, Preprocessor.of(request.preprocessing), labelled=request.validation.task == "classification")
+    return open_dataset(fetched.folder, Preprocessor.of(request.preprocessing), request.validation.task)
 
 
 def _measure(work: Work, session: Session, dataset: Dataset | None, baseline: Baseline | None) -> Measured:

@@ -12,19 +12,19 @@ from __future__ import annotations
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from enginefleet_api.documents import TensorSpec
 from enginefleet_api.errors import PermanentError
 
 from .arrays import Array
 from .preprocessing import Preprocessor
+from .samples import SOLE, Dataset, Task, mismatch, no_labels, stratified, unreadable
+
+__all__ = ["Dataset", "Task", "open_dataset", "stratified"]
 
 SAMPLE_NAMES = ("images", "X", "x", "Xt", "data")
 CALIBRATION_NAMES = ("calibration", "cal", *SAMPLE_NAMES)
@@ -37,62 +37,23 @@ MAX_ARRAY_BYTES = 4 * 1024**3
 MAX_PIXELS = 100_000_000
 """Largest picture that is decoded."""
 
-Samples = Callable[[int], Mapping[str, Array]]
-SOLE = ""
-"""Name of the samples of a data set for a model with one input, whatever that input is called."""
 
-
-@dataclass(frozen=True, slots=True)
-class Dataset:
-    """`size` samples; `labels` int64 of shape (size,) or None; `classes` name the labels 0, 1, …"""
-
-    size: int
-    labels: NDArray[np.int64] | None
-    classes: tuple[str, ...]
-    sample: Samples
-    """Index → arrays without a batch axis, by input name (`SOLE` for the only input)."""
-
-    def feed(self, indices: Sequence[int], inputs: Sequence[TensorSpec]) -> dict[str, Array]:
-        """Arrays of shape (len(indices), …) for each input, in the input's dtype. Raises PermanentError `DataSetMismatch`."""
-        samples = [self.sample(index) for index in indices]
-        return {spec.name: self._column(spec, samples, indices, sole=len(inputs) == 1) for spec in inputs}
-
-    @staticmethod
-    def _column(spec: TensorSpec, samples: Sequence[Mapping[str, Array]], indices: Sequence[int], sole: bool) -> Array:
-        rows: list[Array] = []
-        for index, sample in zip(indices, samples, strict=True):
-            row = sample.get(spec.name, sample.get(SOLE) if sole else None)
-            if row is None:
-                raise _mismatch(f"input {spec.name!r} has no samples, found {sorted(sample)}")
-            expected = spec.shape[1:]
-            fits = len(row.shape) == len(expected) and all(
-                want == have or not isinstance(want, int) for want, have in zip(expected, row.shape, strict=True)
-            )
-            if not fits or (rows and row.shape != rows[0].shape):
-                what = rows[0].shape if fits else [item if item is not None else "?" for item in expected]
-                raise _mismatch(f"sample {index} for input {spec.name!r} has shape {list(row.shape)}, expected {list(what)}")
-            rows.append(row)
-        return np.stack(rows).astype(spec.dtype, copy=False)
-
-    def class_name(self, label: int) -> str:
-        return self.classes[label] if 0 <= label < len(self.classes) else str(label)
-
-
-def open_dataset(path: Path, preprocessor: Preprocessor, *, labelled: bool) -> Dataset:
+def open_dataset(path: Path, preprocessor: Preprocessor, task: Task) -> Dataset:
     """The data set at `path` (a file, a folder that holds one .npz, or a folder of pictures).
 
     Raises PermanentError: `DataSetUnreadable`, `DataSetMismatch`, `LabelsMissing`, `DataSetTooLarge`.
     """
+    labelled = task == "classification"
     if path.is_dir():
         archives = sorted(path.glob("*.npz"))
         if len(archives) == 1:
             return _open_npz(archives[0], preprocessor, labelled)
         if archives:
-            raise _unreadable(path, f"{len(archives)} .npz files are in the folder, expected one")
+            raise unreadable(path, f"{len(archives)} .npz files are in the folder, expected one")
         return _open_pictures(path, preprocessor, labelled)
     if path.suffix == ".npz" or zipfile.is_zipfile(path):
         return _open_npz(path, preprocessor, labelled)
-    raise _unreadable(path, f"it begins with {_start(path)!r}, expected an .npz file or a folder of pictures")
+    raise unreadable(path, f"it begins with {_start(path)!r}, expected an .npz file or a folder of pictures")
 
 
 def _open_npz(path: Path, preprocessor: Preprocessor, labelled: bool) -> Dataset:
@@ -103,7 +64,7 @@ def _open_npz(path: Path, preprocessor: Preprocessor, labelled: bool) -> Dataset
     classes = tuple(str(name) for name in np.ravel(arrays.pop(CLASS_NAMES, np.array([], "U1"))))
     columns = {name: array for name, array in arrays.items() if array.ndim >= 1 and array.dtype.kind in "fiub"}
     if not columns:
-        raise _mismatch(f"{path.name} holds {names}, expected samples under one of {list(SAMPLE_NAMES)}")
+        raise mismatch(f"{path.name} holds {names}, expected samples under one of {list(SAMPLE_NAMES)}")
     sole = next(
         (name for name in (SAMPLE_NAMES if labelled else CALIBRATION_NAMES) if name in columns),
         next(iter(columns)) if len(columns) == 1 else None,
@@ -119,10 +80,10 @@ def _open_npz(path: Path, preprocessor: Preprocessor, labelled: bool) -> Dataset
     if not labelled:
         return Dataset(size, None, classes, sample)
     if labels is None:
-        raise _no_labels(f"{path.name} holds {names}, expected labels under one of {list(LABEL_NAMES)}")
+        raise no_labels(f"{path.name} holds {names}, expected labels under one of {list(LABEL_NAMES)}")
     if labels.dtype.kind not in "iu" or labels.shape != (size,) or (size and labels.min() < 0):
         found = f"labels are {labels.dtype} of shape {list(labels.shape)}"
-        raise _mismatch(f"{found}, expected integers from 0 of shape [{size}]")
+        raise mismatch(f"{found}, expected integers from 0 of shape [{size}]")
     return Dataset(size, labels.astype(np.int64), classes or tuple(str(label) for label in range(int(labels.max(initial=-1)) + 1)), sample)
 
 
@@ -138,7 +99,7 @@ def _read_npz(path: Path) -> dict[str, Array]:
             return arrays
     # MemoryError: a header may claim any shape
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError) as error:
-        raise _unreadable(path, f"no readable .npz file: {error}; it begins with {_start(path)!r}") from error
+        raise unreadable(path, f"no readable .npz file: {error}; it begins with {_start(path)!r}") from error
 
 
 def _open_pictures(path: Path, preprocessor: Preprocessor, labelled: bool) -> Dataset:
@@ -147,12 +108,12 @@ def _open_pictures(path: Path, preprocessor: Preprocessor, labelled: bool) -> Da
         classes = tuple(sorted(item.name for item in path.iterdir() if item.is_dir() and not item.name.startswith(".")))
         if not classes:
             found = sorted(item.name for item in path.iterdir())[:5]
-            raise _no_labels(f"the folder holds {found}, expected one subfolder a class, with pictures in it")
+            raise no_labels(f"the folder holds {found}, expected one subfolder a class, with pictures in it")
         files = [(file, label) for label, name in enumerate(classes) for file in _pictures(path / name)]
     else:
         classes, files = (), [(file, 0) for file in _pictures(path)]
     if not files:
-        raise _unreadable(path, f"no pictures ({', '.join(PICTURES)}) and no .npz file are in the folder")
+        raise unreadable(path, f"no pictures ({', '.join(PICTURES)}) and no .npz file are in the folder")
     labels = np.array([label for _, label in files], np.int64) if labelled else None
     return Dataset(len(files), labels, classes, lambda index: {SOLE: preprocessor.picture(_decode(files[index][0]))})
 
@@ -167,45 +128,13 @@ def _decode(file: Path) -> Image.Image:
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             with Image.open(file) as image:
                 if image.width * image.height > MAX_PIXELS:
-                    raise _unreadable(file, f"{image.width} x {image.height} pixels, at most {MAX_PIXELS} are decoded")
+                    raise unreadable(file, f"{image.width} x {image.height} pixels, at most {MAX_PIXELS} are decoded")
                 image.load()
                 return image.copy()
     except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
-        raise _unreadable(file, str(error)) from error
-
-
-def stratified(labels: NDArray[np.int64] | None, size: int, limit: int) -> list[int]:
-    """At most `limit` of `size` sample indices, ascending and always the same: evenly over the classes, within a class evenly spaced."""
-    if size <= limit:
-        return list(range(size))
-    if labels is None:
-        return [index * size // limit for index in range(limit)]
-    groups = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    quota = dict.fromkeys(range(len(groups)), 0)
-    left = limit
-    while left:
-        open_groups = [number for number, group in enumerate(groups) if quota[number] < len(group)]
-        share = max(1, left // len(open_groups))
-        for number in open_groups:
-            more = min(share, len(groups[number]) - quota[number], left)
-            quota[number] += more
-            left -= more
-    chosen = [int(group[step * len(group) // quota[number]]) for number, group in enumerate(groups) for step in range(quota[number])]
-    return sorted(chosen)
+        raise unreadable(file, str(error)) from error
 
 
 def _start(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(24)
-
-
-def _unreadable(path: Path, what: str) -> PermanentError:
-    return PermanentError("DataSetUnreadable", f"data set {path.name}: {what}.", "Give an .npz file or a folder of pictures.")
-
-
-def _mismatch(what: str) -> PermanentError:
-    return PermanentError("DataSetMismatch", f"{what}.", "Correct the data set or spec.preprocessing.")
-
-
-def _no_labels(what: str) -> PermanentError:
-    return PermanentError("LabelsMissing", f"{what}.", "A validation set needs a label for each sample.")

@@ -17,7 +17,7 @@ from enginefleet_api.jobs import PrepareReport, PrepareRequest, ResolvedPrepared
 from enginefleet_api.variants import SCALED, Variant
 
 from ..backends.onnxruntime import open_session
-from ..gate.datasets import Dataset, open_dataset
+from ..gate.datasets import Dataset, Task, open_dataset
 from ..gate.metrics import require_supported
 from ..gate.preprocessing import Preprocessor
 from ..io import Progress
@@ -129,15 +129,14 @@ def gather(request: PrepareRequest, folder: Path, progress: Progress) -> tuple[G
     try:
         if _calibrates(request) and request.calibration is not None and request.calibration_source is not None:
             progress("fetch calibration set")
-            calibration = _data(request, request.calibration_source, folder / "calibration", labelled=False, progress=progress)
+            calibration = _data(request, request.calibration_source, folder / "calibration", "calibration", progress)
             findings += _data_findings("calibration", calibration.dataset, request.calibration.min_samples, model)
     except PermanentError as error:
         findings.append(preflight.Finding.of(error))
     try:
         if request.validation is not None and request.validation_source is not None:
             progress("fetch validation set")
-            labelled = request.validation.task == "classification"
-            validation = _data(request, request.validation_source, folder / "validation", labelled=labelled, progress=progress)
+            validation = _data(request, request.validation_source, folder / "validation", request.validation.task, progress)
             findings += _data_findings("validation", validation.dataset, request.validation.min_samples, model)
     except PermanentError as error:
         findings.append(preflight.Finding.of(error))
@@ -153,9 +152,9 @@ def _fetch(request: PrepareRequest, source: Source, folder: Path, progress: Prog
     return fetch_source(source, folder, progress=progress, allow_file=request.store.uri.startswith("file:"))
 
 
-def _data(request: PrepareRequest, source: Source, folder: Path, *, labelled: bool, progress: Progress) -> Data:
+def _data(request: PrepareRequest, source: Source, folder: Path, task: Task, progress: Progress) -> Data:
     fetched = _fetch(request, source, folder, progress)
-    return Data(fetched, open_dataset(fetched.folder, Preprocessor.of(request.preprocessing), labelled=labelled))
+    return Data(fetched, open_dataset(fetched.folder, Preprocessor.of(request.preprocessing), task))
 
 
 def _data_findings(what: str, dataset: Dataset, minimum: int, model: ModelProto) -> list[preflight.Finding]:
