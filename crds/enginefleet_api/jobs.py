@@ -67,6 +67,8 @@ class PrepareRequest(Contract):
     model: Source
     variants: Annotated[list[Variant], Field(min_length=1)]
     """What to make of the model, for each flavour."""
+    best_effort: bool = False
+    """A variant that cannot be made of this model is reported with its failure; the Job does not fail for it."""
     flavours: list[str]
     """Target flavours: `onnxruntime`, `tensorrt-10` or `tensorrt-8`. Each gives one prepared model a variant."""
     inputs: list[InputSpec] = Field(default_factory=list)
@@ -85,9 +87,11 @@ class ResolvedPrepared(Contract):
     precision: str
     variant: str
     """`Variant.id`."""
-    prepared_key: str
-    model: str
+    prepared_key: str = ""
+    model: str = ""
     """Tree digest of the prepared files."""
+    failure: str = ""
+    """`Reason: message` when it could not be made, and there is no key."""
     exclude: dict[str, list[str]] = Field(default_factory=dict)
     """For a repaired variant the exclusions that were found, as spec.calibration.exclude takes them. Left out of a message that is too long:
     the prepared manifest's recipe has them."""

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from .base import Contract, DurationText, Rule, matching
-from .fields import ClassName, CountOrPercent, FreeObject, LabelSelector, LocalRef, Percent, Text, Window, checked, list_map
+from .fields import ClassName, CountOrPercent, FreeObject, LabelSelector, LocalRef, Percent, Text, Window, checked, list_map, list_set
 from .judging import Benchmark, Validation
 from .model import Calibration, InputSpec, Model, Preprocessing
 
@@ -40,6 +40,15 @@ class BuildSettings(Contract):
     """Tactic sources of TensorRT; empty: its own choice."""
     threads: Annotated[str, matching(r"^(auto|[1-9][0-9]{0,2})$", 'auto, or a number in quotes like "4"', max_length=4)] = "auto"
     """Intra-op threads of the ONNX Runtime CPU backend."""
+
+
+class Auto(Contract):
+    """What `precision: auto` may choose from."""
+
+    candidates: Annotated[list[Literal["int8", "fp8", "fp16", "bf16", "tf32", "fp32"]], list_set(max_length=6)] = Field(
+        default_factory=list
+    )
+    """In the order in which they are tried, the fastest first; empty: int8 where there is a calibration, fp16, fp32."""
 
 
 class Target(Contract):
@@ -157,7 +166,8 @@ class ModelDeploymentSpec(Contract):
 
     model: Model
     precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "int8", "fp8"] = "fp32"
-    """auto: the fastest that passes the gate."""
+    """auto: the fastest that passes the gate, for each kind of device."""
+    auto: Auto = Field(default_factory=Auto)
     inputs: Annotated[list[InputSpec], list_map("name", max_length=32)] = Field(default_factory=list)
     """Shapes of the inputs that have dynamic dimensions."""
     preprocessing: Preprocessing = Field(default_factory=Preprocessing)
@@ -181,6 +191,16 @@ class ModelDeploymentSpec(Contract):
             "!(self.precision in ['int8', 'fp8']) || has(self.calibration)",
             "this precision needs scales: write spec.calibration with the uri of a data set, or with source: model when the model holds them (QAT)",
             ".precision",
+        ),
+        Rule(
+            "self.precision == 'auto' || size(self.auto.candidates) == 0",
+            "candidates are for precision: auto: write it, or leave auto out",
+            ".auto",
+        ),
+        Rule(
+            "has(self.calibration) || !self.auto.candidates.exists(c, c in ['int8', 'fp8'])",
+            "this candidate needs scales: write spec.calibration, or leave int8 and fp8 out of auto.candidates",
+            ".auto",
         ),
         Rule(
             "self.inputs.all(i, size(i.profiles) == size(self.inputs[0].profiles))",

@@ -241,7 +241,11 @@ async def run(arguments: argparse.Namespace) -> int:
     """Until SIGTERM or until it must end: exit code 0 or 1."""
     metrics = metrics_.Metrics()
     settings = Settings(
-        namespace=arguments.namespace, retry_base=arguments.retry_base, cache_path=arguments.cache_path, leave_grace=arguments.leave_grace
+        namespace=arguments.namespace,
+        retry_base=arguments.retry_base,
+        cache_path=arguments.cache_path,
+        leave_grace=arguments.leave_grace,
+        prepare_image=arguments.prepare_image,
     )
     timing = Timing(duration=arguments.lease_seconds, deadline=arguments.lease_seconds * 2 / 3, renew=arguments.lease_seconds / 3)
     async with (
@@ -285,6 +289,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--lease-seconds", type=int, default=int(env.get("ENGINEFLEET_LEASE_SECONDS", "45")))
     parser.add_argument(
         "--cache-path", default=env.get("ENGINEFLEET_CACHE_PATH", Settings().cache_path), help="node cache folder of the agent"
+    )
+    parser.add_argument(
+        "--prepare-image",
+        default=env.get("ENGINEFLEET_PREPARE_IMAGE", ""),
+        help="image of prepare Jobs whose HardwareClass names none (default: the class's runtime image)",
     )
     parser.add_argument(
         "--leave-grace",

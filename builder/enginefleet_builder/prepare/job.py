@@ -13,7 +13,7 @@ from onnx import ModelProto
 
 from enginefleet_api.documents import Baseline, PreparedManifest
 from enginefleet_api.errors import EngineFleetError, PermanentError
-from enginefleet_api.jobs import PrepareReport, PrepareRequest, ResolvedPrepared, Source
+from enginefleet_api.jobs import PrepareReport, PrepareRequest, ResolvedPrepared, Source, clip
 from enginefleet_api.variants import SCALED, Variant
 
 from ..backends.onnxruntime import open_session
@@ -60,10 +60,19 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
     records = Records(open_store(request.store, progress=progress))
     with tempfile.TemporaryDirectory(prefix="prepare-") as folder:
         given, notes = gather(request, Path(folder), progress)
-        manifests, fresh = [], False
+        prepared: list[ResolvedPrepared] = []
+        fresh = False
         for flavour, variant in itertools.product(request.flavours, request.variants):
-            manifest, made = _prepared(given, flavour, variant, records, Path(folder), progress)
-            manifests.append(manifest)
+            try:
+                manifest, made = _prepared(given, flavour, variant, records, Path(folder), progress)
+            except PermanentError as error:
+                if not request.best_effort:
+                    raise
+                progress.log(f"{variant.id} cannot be made: {error.reason}: {error.message}")
+                failure = clip(f"{error.reason}: {error.message}", 300)
+                prepared.append(ResolvedPrepared(flavour=flavour, precision=variant.precision, variant=variant.id, failure=failure))
+                continue
+            prepared.append(_resolved(manifest))
             notes += [note for note in manifest.notes if note not in notes]
             fresh |= made
         baseline, made = _baseline(given, records, progress)
@@ -72,22 +81,23 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
         model=given.fetched.digest,
         calibration=given.calibration.fetched.digest if given.calibration else None,
         validation=given.validation.fetched.digest if given.validation else None,
-        prepared=[
-            ResolvedPrepared(
-                flavour=item.flavour,
-                precision=item.precision,
-                variant=item.variant,
-                prepared_key=item.prepared_key,
-                model=item.model,
-                exclude=item.recipe.get("exclude", {}) if "sensitivity" in item.recipe else {},
-            )
-            for item in manifests
-        ],
+        prepared=prepared,
         baseline_key=baseline.baseline_key if baseline else None,
         baseline=baseline.metric if baseline else None,
         reused=not fresh,
         notes=notes,
         seconds=f"{time.monotonic() - started:.1f}",
+    )
+
+
+def _resolved(item: PreparedManifest) -> ResolvedPrepared:
+    return ResolvedPrepared(
+        flavour=item.flavour,
+        precision=item.precision,
+        variant=item.variant,
+        prepared_key=item.prepared_key,
+        model=item.model,
+        exclude=item.recipe.get("exclude", {}) if "sensitivity" in item.recipe else {},
     )
 
 

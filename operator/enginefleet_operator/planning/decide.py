@@ -23,14 +23,17 @@ def decide(s: Snapshot, now: float) -> Plan:
     prepared: stages.Prepared | None = None
     stage = stages.BuildStage((), {})
     if not problems:
-        prepared = stages.prepare(s, now)
+        prepared = stages.prepare(s, (), now)
+        if prepared.resolved is not None:
+            stage = stages.builds(s, prepared.resolved, now)
+            if stage.needs:
+                prepared = stages.prepare(s, stage.needs, now)
         actions += prepared.actions
         events += prepared.events
         wakes += [prepared.wake_at] if prepared.wake_at is not None else []
         if prepared.start:
-            actions.append(StartPrepare(prepared.start, prepared.number, prepared.key))
+            actions.append(StartPrepare(prepared.start, prepared.number, prepared.key, prepared.variants, prepared.resolved))
         if prepared.resolved is not None:
-            stage = stages.builds(s, prepared.resolved, now)
             actions += [CreateBuild(w.name, w.spec) for w in stages.missing_builds(s, stage)]
             actions += stage.actions
             uids = {b.name: b.uid for b in s.builds}

@@ -18,7 +18,9 @@ from enginefleet_api.resources import (
     ModelDeploymentStatus,
     NodeFingerprintSpec,
     Observation,
+    Resolved,
 )
+from enginefleet_api.variants import Variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class Settings:
     cache_path: str = "/var/lib/enginefleet/cache"
     leave_grace: float = 3600.0
     """Seconds for which a node that no longer matches its class keeps its labels: discovery restarts, labels come back."""
+    prepare_image: str = ""
+    """Image of prepare Jobs whose class names none; "": the class's runtime image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +202,10 @@ class StartPrepare:
     job: str
     attempt: int
     inputs_key: str
+    variants: tuple[Variant, ...]
+    """What to make now."""
+    pinned: Resolved | None = None
+    """What was resolved before, where these are further variants of it."""
 
 
 @dataclass(frozen=True, slots=True)

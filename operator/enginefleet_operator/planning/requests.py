@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from enginefleet_api.identity import (
@@ -18,7 +18,9 @@ from enginefleet_api.identity import (
 from enginefleet_api.jobs import BuildRequest, PrepareReport, PrepareRequest, Source, StoreRef
 from enginefleet_api.keys import gate_key_of
 from enginefleet_api.resources import EngineStoreSpec, ModelDeploymentSpec, Resolved, Validation
-from enginefleet_api.variants import rungs
+from enginefleet_api.variants import SCALED, Variant, rungs
+
+from .ladder import FP32
 
 FLAVOUR = "onnxruntime"
 REFERENCE_TEMPLATE = "reference-server/1"
@@ -52,20 +54,44 @@ def validation_source(spec: ModelDeploymentSpec, store: EngineStoreSpec) -> Sour
 
 def calibration_source(spec: ModelDeploymentSpec, store: EngineStoreSpec) -> Source | None:
     c = spec.calibration
-    if c is None or not c.uri or spec.precision != "int8":
+    if c is None or not c.uri or not _scaled(spec):
         return None
     return source(c.uri, c.digest, c.credentials_secret_ref is not None, "calibration", store)
 
 
-def prepare_request(namespace: str, name: str, spec: ModelDeploymentSpec, store: EngineStoreSpec, holder: str) -> PrepareRequest:
+def ladder(spec: ModelDeploymentSpec) -> tuple[Variant, ...]:
+    """The variants that may come about, in the order in which they are tried."""
+    return rungs(spec.precision, spec.calibration, spec.auto.candidates)
+
+
+def _scaled(spec: ModelDeploymentSpec) -> bool:
+    return any(v.precision in SCALED for v in ladder(spec))
+
+
+def has_partner(spec: ModelDeploymentSpec) -> bool:
+    """Whether engines are measured beside one in FP32: where somebody asks how much faster they are."""
+    acceptance = spec.benchmark.acceptance
+    return spec.precision == "auto" or (acceptance is not None and acceptance.min_speedup is not None)
+
+
+def first_variants(spec: ModelDeploymentSpec) -> tuple[Variant, ...]:
+    """What the first prepare Job makes: the top of the ladder, and FP32 to measure against."""
+    first = ladder(spec)[:1]
+    return (*first, FP32) if has_partner(spec) and FP32 not in first else first
+
+
+def prepare_request(
+    namespace: str, name: str, spec: ModelDeploymentSpec, store: EngineStoreSpec, holder: str, variants: Sequence[Variant]
+) -> PrepareRequest:
     return PrepareRequest(
         name=f"{namespace}/{name}",
         model=model_source(spec, store),
-        variants=list(rungs(spec.precision, spec.calibration)[:1]),
+        variants=list(variants),
+        best_effort=len(ladder(spec)) > 1,
         flavours=[FLAVOUR],
         inputs=spec.inputs,
         preprocessing=spec.preprocessing,
-        calibration=spec.calibration if spec.precision == "int8" else None,
+        calibration=spec.calibration if _scaled(spec) else None,
         calibration_source=calibration_source(spec, store),
         validation=_without_thresholds(spec.validation),
         validation_source=validation_source(spec, store),
@@ -84,10 +110,39 @@ def _without_thresholds(validation: Validation | None) -> Validation | None:
 
 def inputs_key(spec: ModelDeploymentSpec, store: EngineStoreSpec, refresh: str) -> str:
     """Changes exactly when the prepare Job must run again: its request less what only says who and where, and the refresh token."""
-    request = prepare_request("", "", spec, store, "").to_json_dict()
+    request = prepare_request("", "", spec, store, "", (*ladder(spec), *first_variants(spec))).to_json_dict()
     for field in ("store", "holder", "name", "timeoutSeconds"):
         request.pop(field, None)
     return key_of("inputs", 1, {"request": request, "store": store.uri, "refresh": refresh, "recipe": PREPARE_RECIPE}, {"refresh": ""})[:32]
+
+
+def more_request(request: PrepareRequest, pinned: Resolved) -> PrepareRequest:
+    """The same for further variants of what was resolved: every source with the digest that is pinned."""
+
+    def at(source: Source | None, digest: str | None) -> Source | None:
+        return source.model_copy(update={"digest": digest}) if source is not None and digest else source
+
+    changes = {
+        "model": at(request.model, pinned.model),
+        "calibration_source": at(request.calibration_source, pinned.calibration),
+        "validation_source": at(request.validation_source, pinned.validation),
+    }
+    return request.model_copy(update=changes)
+
+
+def with_more(pinned: Resolved, report: PrepareReport) -> Resolved:
+    """What was resolved, and the variants that were made since."""
+    made = {_variant(p): p for p in [*pinned.prepared, *(p.to_json_dict() for p in report.prepared)]}
+    return pinned.model_copy(update={"prepared": list(made.values())})
+
+
+def _variant(entry: Mapping[str, Any]) -> tuple[str, str]:
+    return str(entry["flavour"]), str(entry.get("variant") or entry.get("precision", ""))
+
+
+def made(pinned: Resolved) -> dict[str, str]:
+    """Variant id → why it could not be made, "" where it was."""
+    return {variant: str(p.get("failure") or "") for p in pinned.prepared for flavour, variant in [_variant(p)] if flavour == FLAVOUR}
 
 
 def resolved(key: str, report: PrepareReport) -> Resolved:
@@ -156,9 +211,12 @@ def build_request(
     provider: str,
     fingerprint: str,
     facts: Mapping[str, Any],
+    variant: Variant,
 ) -> BuildRequest:
     """The request less holder and node, as it stands in an EngineBuild."""
-    prepared = next(p for p in pinned.prepared if p["flavour"] == FLAVOUR)
+    by_variant = {_variant(p): p for p in pinned.prepared}
+    prepared = by_variant[FLAVOUR, variant.id]
+    partner = by_variant.get((FLAVOUR, FP32.id)) if has_partner(spec) and variant != FP32 else None
     settings = recipe(spec)
     pinned_validation = validation_source(spec, store)
     if pinned_validation is not None:
@@ -170,7 +228,8 @@ def build_request(
         baseline_key=pinned.baseline_key,
         prepared_key=prepared["preparedKey"],
         prepared_model=prepared["model"],
-        precision=spec.precision,
+        precision=variant.precision,
+        partner_prepared_key=(partner or {}).get("preparedKey") or None,
         backend=backend,
         execution_provider=provider,
         recipe=settings,

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 
 from enginefleet_api.documents import Answer
 from enginefleet_api.errors import FailureClass
-from enginefleet_api.identity import object_name
+from enginefleet_api.identity import object_name, short_hash
 from enginefleet_api.jobs import BuildReport, PrepareReport
 from enginefleet_api.resources import AttemptState, EngineBuildSpec, EngineBuildStatus, Observation, Resolved
+from enginefleet_api.variants import Variant
 
 from .. import labels
 from . import requests, retry, support, templates
+from .ladder import Ladder, climb
 from .model import Action, Delete, EngineBuild, Event, Failure, HardwareClass, Job, Node, Snapshot, WriteBuildStatus
 
 
@@ -192,25 +194,33 @@ class Prepared:
     """`resolved` is None until prepare has succeeded for the present inputs."""
 
     key: str
+    """What `state` is about: the inputs, and the further variants if it is those."""
     resolved: Resolved | None
     state: AttemptState | None
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
     start: str = ""
     number: int = 0
+    variants: tuple[Variant, ...] = ()
     running: Job | None = None
     wake_at: float | None = None
 
 
-def prepare(s: Snapshot, now: float) -> Prepared:
+def prepare(s: Snapshot, needs: tuple[Variant, ...], now: float) -> Prepared:
+    """`needs`: variants that what is resolved already lacks; the rest goes on meanwhile."""
     assert s.store is not None
-    key = requests.inputs_key(s.spec, s.store, s.annotations.get(labels.REFRESH, ""))
+    inputs = requests.inputs_key(s.spec, s.store, s.annotations.get(labels.REFRESH, ""))
     jobs = [j for j in s.jobs if j.role == "prepare"]
     outdated: tuple[Action, ...] = tuple(
-        Delete("Job", j.name, j.uid, "its inputs have changed") for j in jobs if j.inputs_key != key and j.active and not j.deleting
+        Delete("Job", j.name, j.uid, "its inputs have changed")
+        for j in jobs
+        if j.inputs_key.partition(".")[0] != inputs and j.active and not j.deleting
     )
-    if s.status.resolved is not None and s.status.resolved.inputs_key == key:
-        return Prepared(key, s.status.resolved, s.status.prepare, outdated)
+    pinned = s.status.resolved if s.status.resolved is not None and s.status.resolved.inputs_key == inputs else None
+    if pinned is not None and not needs:
+        return Prepared(s.status.prepare_inputs_key or inputs, pinned, s.status.prepare, outdated)
+    variants = needs if pinned is not None else requests.first_variants(s.spec)
+    key = f"{inputs}.{short_hash(*(v.id for v in needs))}" if pinned is not None else inputs
     state = s.status.prepare
     if s.status.prepare_inputs_key not in ("", key):
         state = retry.reset(state)  # a failure of other inputs says nothing of these
@@ -224,12 +234,15 @@ def prepare(s: Snapshot, now: float) -> Prepared:
     if found.start:
         events = (Event("PrepareStarted", f"Job {found.start} prepares the model (attempt {found.number})."),)
     if isinstance(found.report, PrepareReport):
-        pinned = requests.resolved(key, found.report)
+        now_pinned = requests.with_more(pinned, found.report) if pinned is not None else requests.resolved(key, found.report)
         how = "found in the store" if found.report.reused else f"done in {found.report.seconds or '?'} s"
-        return Prepared(key, pinned, found.state, outdated, (Event("Prepared", f"Model {pinned.model[:19]}… prepared: {how}."),))
+        what = ", ".join(v.id for v in variants)
+        return Prepared(
+            key, now_pinned, found.state, outdated, (Event("Prepared", f"Model {now_pinned.model[:19]}… prepared as {what}: {how}."),)
+        )
     if found.failed is not None:
         events = (Event(found.failed.reason, f"Prepare failed: {found.failed.message}", warning=True),)
-    return Prepared(key, None, found.state, outdated, events, found.start, found.number, found.running, found.wake_at)
+    return Prepared(key, pinned, found.state, outdated, events, found.start, found.number, variants, found.running, found.wake_at)
 
 
 # ---- builds ----
@@ -237,7 +250,7 @@ def prepare(s: Snapshot, now: float) -> Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """An engine that should exist: one a fingerprint of a class."""
+    """An engine that should exist, for one fingerprint of a class in one variant."""
 
     name: str
     hardware_class: HardwareClass
@@ -246,13 +259,31 @@ class Wanted:
     image_digest: str
     nodes: tuple[str, ...]
     spec: EngineBuildSpec
+    variant: Variant
+
+
+@dataclass(frozen=True, slots=True)
+class Unbuildable:
+    """A fingerprint for which no variant could be prepared."""
+
+    hardware_class: HardwareClass
+    summary: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
 class BuildStage:
     wanted: tuple[Wanted, ...]
+    """One a fingerprint: what may serve, else what is worked on."""
     passed: Mapping[str, EngineBuildStatus]
-    """By EngineBuild name: those that may serve."""
+    """By EngineBuild name: those of `wanted` that may serve."""
+    every: tuple[Wanted, ...] = ()
+    """All that were tried and are being tried."""
+    ladders: Mapping[str, Ladder[Wanted]] = field(default_factory=dict)
+    """By EngineBuild name of `wanted`."""
+    needs: tuple[Variant, ...] = ()
+    """Variants that prepare has to make."""
+    unbuildable: tuple[Unbuildable, ...] = ()
     statuses: Mapping[str, EngineBuildStatus] = field(default_factory=dict)
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
@@ -261,46 +292,63 @@ class BuildStage:
     wake_at: float | None = None
 
 
-def wanted_builds(s: Snapshot, pinned: Resolved) -> list[Wanted]:
-    assert s.store is not None
-    found: list[Wanted] = []
+@dataclass(frozen=True, slots=True)
+class _Fingerprint:
+    """Nodes of one class that are the same, and the engines that they may get."""
+
+    s: Snapshot
+    pinned: Resolved
+    hardware_class: HardwareClass
+    fingerprint: str
+    observation: Observation
+    nodes: tuple[str, ...]
+
+    def want(self, variant: Variant) -> Wanted:
+        s, o, hardware_class = self.s, self.observation, self.hardware_class
+        assert s.store is not None
+        request = requests.build_request(
+            s.namespace,
+            s.name,
+            s.spec,
+            s.store,
+            self.pinned,
+            backend=hardware_class.spec.backend,
+            provider=hardware_class.spec.execution_provider,
+            fingerprint=self.fingerprint,
+            facts=o.facts,
+            variant=variant,
+        )
+        name = object_name(s.name, s.uid, hardware_class.name, o.image_digest, request.engine_key, request.gate_key, s.store.uri)
+        spec = EngineBuildSpec.model_validate(
+            {
+                "modelDeployment": s.name,
+                "revision": requests.revision(s.spec, self.pinned),
+                "class": hardware_class.name,
+                "image": hardware_class.spec.runtime.image,
+                "imageDigest": o.image_digest,
+                "fingerprint": self.fingerprint,
+                "summary": o.summary,
+                "precision": variant.precision,
+                "variant": variant.id,
+                "preparedKey": request.prepared_key,
+                "preparedModel": request.prepared_model,
+                "engineKey": request.engine_key,
+                "gateKey": request.gate_key,
+                "request": request.to_json_dict(),
+            }
+        )
+        return Wanted(name, hardware_class, self.fingerprint, o.summary, o.image_digest, self.nodes, spec, variant)
+
+
+def _fingerprints(s: Snapshot, pinned: Resolved) -> list[_Fingerprint]:
+    found: list[_Fingerprint] = []
     for hardware_class in targets(s):
         groups: dict[str, list[tuple[str, Observation]]] = {}
         for node in nodes_of(s, hardware_class):
             if o := observation(s, hardware_class, node):
                 groups.setdefault(o.id, []).append((node.name, o))
         for fingerprint, members in sorted(groups.items()):
-            o = members[0][1]
-            request = requests.build_request(
-                s.namespace,
-                s.name,
-                s.spec,
-                s.store,
-                pinned,
-                backend=hardware_class.spec.backend,
-                provider=hardware_class.spec.execution_provider,
-                fingerprint=fingerprint,
-                facts=o.facts,
-            )
-            name = object_name(s.name, s.uid, hardware_class.name, o.image_digest, request.engine_key, request.gate_key, s.store.uri)
-            spec = EngineBuildSpec.model_validate(
-                {
-                    "modelDeployment": s.name,
-                    "revision": requests.revision(s.spec, pinned),
-                    "class": hardware_class.name,
-                    "image": hardware_class.spec.runtime.image,
-                    "imageDigest": o.image_digest,
-                    "fingerprint": fingerprint,
-                    "summary": o.summary,
-                    "precision": s.spec.precision,
-                    "preparedKey": request.prepared_key,
-                    "preparedModel": request.prepared_model,
-                    "engineKey": request.engine_key,
-                    "gateKey": request.gate_key,
-                    "request": request.to_json_dict(),
-                }
-            )
-            found.append(Wanted(name, hardware_class, fingerprint, o.summary, o.image_digest, tuple(n for n, _ in members), spec))
+            found.append(_Fingerprint(s, pinned, hardware_class, fingerprint, members[0][1], tuple(n for n, _ in members)))
     return found
 
 
@@ -308,13 +356,20 @@ LOST_ENGINE = frozenset({"ObjectMissing", "BlobDamaged", "NotProven"})
 """What a fetch says when the store no longer holds what was published: the build is opened again, and adopts or rebuilds."""
 
 
+def _climb(s: Snapshot, pinned: Resolved, known: list[_Fingerprint], statuses: Mapping[str, EngineBuildStatus]) -> list[Ladder[Wanted]]:
+    serving = frozenset(w.build for w in s.workloads if not w.deleting)
+    order, made = requests.ladder(s.spec), requests.made(pinned)
+    return [climb(order, made, one.want, statuses, serving) for one in known]
+
+
 def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
-    wanted = wanted_builds(s, pinned)
+    known = _fingerprints(s, pinned)
     present = {b.name: b for b in s.builds if not b.deleting}
+    before = _climb(s, pinned, known, {b.name: b.status for b in present.values()})
+    wanted = [rung.want for ladder in before for rung in ladder.rungs if rung.want is not None]
     # two classes that share hardware, image and gate want the same engine: one Job builds, the other adopts after it
     busy: set[str] = {j.build for j in s.jobs if j.role == "build" and j.active}
     busy_keys = {present[name].spec.engine_key for name in busy if name in present}
-    passed: dict[str, EngineBuildStatus] = {}
     statuses: dict[str, EngineBuildStatus] = {}
     actions: list[Action] = []
     events: list[Event] = []
@@ -334,9 +389,7 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
         if lost:
             events.append(Event("EngineLost", f"{want.name}: {lost}; building again.", warning=True))
             status = status.model_copy(update={"phase": "Waiting", "engine": None, "message": lost})
-        if status.phase == "Passed":
-            passed[want.name] = status
-        elif status.phase != "Failed" or not retry.is_permanent(status.build):
+        if status.phase != "Passed" and (status.phase != "Failed" or not retry.is_permanent(status.build)):
             jobs = [j for j in s.jobs if j.role == "build" and j.build == want.name]
             found = attempt(s, jobs, status.build, want.name[:40], (want.name,), now)
             if found.start and not any(n.ready for n in s.nodes if n.name in want.nodes):
@@ -346,9 +399,7 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
             events += new_events
             if found.wake_at is not None:
                 wakes.append(found.wake_at)
-            if status.phase == "Passed":
-                passed[want.name] = status
-            elif found.start:
+            if found.start:
                 if want.spec.engine_key in busy_keys or orphans(s, "build", want.spec.engine_key[:16], now):
                     status = status.model_copy(
                         update={"phase": "Waiting", "message": "Waiting: another Job still works on the same engine."}
@@ -359,7 +410,25 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
         statuses[want.name] = status
         if status != build.status:
             actions.append(WriteBuildStatus(want.name, status.to_json_dict()))
-    return BuildStage(tuple(wanted), passed, statuses, tuple(actions), tuple(events), tuple(start), min(wakes, default=None))
+    ladders = _climb(s, pinned, known, statuses)
+    current = {ladder.current.want.name: (ladder, ladder.current.want) for ladder in ladders if ladder.current and ladder.current.want}
+    return BuildStage(
+        wanted=tuple(want for _, want in current.values()),
+        passed={r.want.name: r.status for ladder in ladders if (r := ladder.chosen) and r.want is not None and r.status is not None},
+        every=tuple(rung.want for ladder in ladders for rung in ladder.rungs if rung.want is not None),
+        ladders={name: ladder for name, (ladder, _) in current.items()},
+        needs=tuple(dict.fromkeys(ladder.needs for ladder in ladders if ladder.needs is not None)),
+        unbuildable=tuple(
+            Unbuildable(one.hardware_class, one.observation.summary, "; ".join(f"{r.variant.id}: {r.message}" for r in ladder.rungs))
+            for one, ladder in zip(known, ladders, strict=True)
+            if ladder.current is None and ladder.needs is None
+        ),
+        statuses=statuses,
+        actions=tuple(actions),
+        events=tuple(events),
+        start=tuple(start),
+        wake_at=min(wakes, default=None),
+    )
 
 
 def _lost(s: Snapshot, want: Wanted, status: EngineBuildStatus) -> str:
@@ -403,6 +472,7 @@ def _advance(s: Snapshot, want: Wanted, status: EngineBuildStatus, found: Attemp
         changes |= {
             "accuracy": report.accuracy.to_json_dict() if report.accuracy else None,
             "latency": [item.to_json_dict() for item in report.latency],
+            "speedup": report.speedup or "",
             "durations": report.durations,
             "reasons": report.reasons,
             "node": _node_of(s, found) or status.node,
@@ -474,7 +544,7 @@ def _explain_waiting(s: Snapshot, want: Wanted, job: Job) -> tuple[str, str]:
 
 def obsolete_builds(s: Snapshot, stage: BuildStage) -> list[Action]:
     """EngineBuilds that nothing wants and no workload serves: the newest historyLimit of them stay; Jobs of unwanted ones are ended."""
-    wanted = {w.name for w in stage.wanted}
+    wanted = {w.name for w in stage.every}
     serving = {w.build for w in s.workloads if not w.deleting}
     old: list[EngineBuild] = [b for b in s.builds if b.name not in wanted and b.name not in serving and not b.deleting]
     old.sort(key=lambda b: (b.created, b.name), reverse=True)
@@ -491,4 +561,4 @@ def obsolete_builds(s: Snapshot, stage: BuildStage) -> list[Action]:
 
 def missing_builds(s: Snapshot, stage: BuildStage) -> list[Wanted]:
     present = {b.name for b in s.builds}
-    return [w for w in stage.wanted if w.name not in present]
+    return [w for w in stage.every if w.name not in present]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from enginefleet_api.resources import (
+    Attempted,
     ClassStatus,
     Condition,
     FingerprintStatus,
@@ -16,10 +17,11 @@ from enginefleet_api.resources import (
 
 from .. import labels
 from . import retry, rollout
+from .ladder import Ladder
 from .model import Event, HardwareClass, Snapshot
 from .rollout import State
 from .serving import ClassRollout, Serving, trouble
-from .stages import BuildStage, Prepared, Problem, nodes_of, observation, targets
+from .stages import BuildStage, Prepared, Problem, Wanted, nodes_of, observation, targets
 
 TYPES = ("Ready", "Reconciling", "Stalled", "Prepared", "EnginesReady", "RolledOut", "ServingStale")
 
@@ -187,19 +189,31 @@ def _waits(s: Snapshot, problems: tuple[Problem, ...], prepared: Prepared | None
         status = stage.statuses.get(want.name)
         if want.name in stage.passed or not ready.intersection(want.nodes):
             continue  # offline nodes do not take Ready away
+        ladder = stage.ladders[want.name]
+        if ladder.needs is not None:
+            found.append(_next_rung(want, ladder, prepared))
+            continue
         if status is None:
             found.append(Wait("build", "Building", f"The build for {want.summary} is about to start."))
             continue
         last = status.build.last_failure if status.build else None
         where = f"{want.hardware_class.name}: "
         if status.phase == "Failed":
-            found.append(Wait("build", last.reason if last else "BuildFailed", where + status.message, stalled=True))
+            tried = "".join(f"; {r.variant.id}: {r.message}" for r in reversed(ladder.rungs[:-1]))
+            name = f"{want.variant.id}: " if tried else ""
+            found.append(Wait("build", last.reason if last else "BuildFailed", where + name + status.message + tried, stalled=True))
         elif last is not None and status.build is not None and status.phase in ("Waiting", "Inconclusive"):
             found.append(Wait("build", last.reason, where + status.message, stalled=status.build.in_a_row >= retry.STALLED_AFTER))
         else:
             reason, separator, _ = status.message.partition(": ")
             named = status.phase == "Waiting" and separator and reason.isalnum()
             found.append(Wait("build", reason if named else "Building", where + (status.message or "building")))
+    found += [
+        Wait(
+            "build", "NothingPrepared", f"{u.hardware_class.name}: no variant could be prepared for {u.summary}: {u.message}", stalled=True
+        )
+        for u in stage.unbuildable
+    ]
     for hardware_class in targets(s):
         nodes = nodes_of(s, hardware_class)
         if not nodes:
@@ -227,6 +241,16 @@ def _waits(s: Snapshot, problems: tuple[Problem, ...], prepared: Prepared | None
                 )
             )
     return found
+
+
+def _next_rung(want: Wanted, ladder: Ladder[Wanted], prepared: Prepared) -> Wait:
+    """The last variant did not do, and the next one is being prepared."""
+    assert ladder.needs is not None
+    last = ladder.rungs[-1]
+    wait = _prepare_wait(prepared)
+    text = f"{want.hardware_class.name}: {last.variant.id}: {last.message} Next is {ladder.needs.id}: {wait.message}"
+    # a failure to prepare is the reason; that it runs is none
+    return Wait("build", "TryingNextVariant" if prepared.running or prepared.start else wait.reason, text, wait.stalled)
 
 
 def _no_nodes(hardware_class: HardwareClass) -> Wait:
@@ -275,6 +299,13 @@ def _class_status(s: Snapshot, c: ClassRollout, stage: BuildStage) -> ClassStatu
                 engine_build=want.name,
                 blob=str((status.engine or {}).get("blob", "")) if status else "",
                 precision=want.spec.precision,
+                variant=want.variant.id,
+                tried=[
+                    Attempted(variant=r.variant.id, state=r.state, message=r.message[:512])
+                    for r in stage.ladders[want.name].rungs
+                    if r.want is None or r.want.name != want.name
+                ],
+                speedup=status.speedup if status else "",
                 accuracy=status.accuracy if status else None,
                 latency=status.latency if status else [],
                 message=status.message if status else "",

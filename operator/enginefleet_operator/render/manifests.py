@@ -30,11 +30,13 @@ def _labels(s: Snapshot, role: str, **more: str) -> dict[str, str]:
 
 
 def prepare_job(s: Snapshot, action: StartPrepare) -> dict[str, Any]:
-    """Runs on any node that the class's prepare.nodeSelector (else its nodeSelector) fits, in the class's runtime image."""
+    """Runs on any node that the class's prepare.nodeSelector (else its nodeSelector) fits, in the prepare image of the class or operator."""
     assert s.store is not None
     hardware_class = targets(s)[0]
     runtime, settings = hardware_class.spec.runtime, hardware_class.spec.prepare
-    request = requests.prepare_request(s.namespace, s.name, s.spec, s.store, holder=f"{s.uid}/{action.job}")
+    request = requests.prepare_request(s.namespace, s.name, s.spec, s.store, f"{s.uid}/{action.job}", action.variants)
+    if action.pinned is not None:
+        request = requests.more_request(request, action.pinned)
     request = request.model_copy(update={"timeout_seconds": PREPARE_DEADLINE - MARGIN})
     return pods.job(
         name=action.job,
@@ -42,7 +44,7 @@ def prepare_job(s: Snapshot, action: StartPrepare) -> dict[str, Any]:
         labels=_labels(s, "prepare"),
         annotations={labels.INPUTS_KEY: action.inputs_key, labels.ATTEMPT: str(action.attempt)},
         owners=pods.owner("ModelDeployment", s.name, s.uid),
-        image=runtime.image,
+        image=settings.image or s.settings.prepare_image or runtime.image,
         command=["enginefleet", "prepare"],
         env=[
             pods.request_env(request.model_dump_json(by_alias=True, exclude_none=True)),
