@@ -121,7 +121,8 @@ PREPARE_RECIPE = 1
 """Version of how prepare makes a model; raised when the same inputs would give another file."""
 ENGINE_RECIPE = 1
 """Version of how a backend builds; raised when the same inputs would give another engine."""
-METRIC_VERSION = 1
+METRIC_VERSION = 2
+"""Version of records and metrics; raised when the same outputs would give another record or value. 2: records a sample, of every task."""
 
 PREPARED_DEFAULTS: Mapping[str, Json] = {"calibration": None, "preprocessing": None, "exclude": {"nodes": [], "opTypes": []}}
 ENGINE_DEFAULTS: Mapping[str, Json] = {

@@ -6,21 +6,31 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import Contract, DecimalText, Digest, DurationText, Rule
+from .base import Contract, DecimalText, Digest, DurationText, QuantityText, Rule
 from .fields import LocalRef, Text, Uri, list_set
 
 
 class Decoder(Contract):
     """From the model's outputs to predictions."""
 
-    kind: Literal["logits", "yolo", "yolov5", "yolo_end2end", "boxes_scores_labels", "detr", "python"] = "logits"
-    """The form of the outputs: logits or masks, one of the box formats, or python."""
+    kind: Literal["logits", "yolo", "yolov5", "yolox", "yolo_end2end", "boxes_scores_labels", "detr", "python"] = "logits"
+    """The form of the outputs: logits or masks, one of the box formats, or python (validation.python has the code)."""
     nms_iou: DecimalText = "0.7"
     """Overlap from which non-maximum suppression drops the weaker box."""
     confidence: DecimalText = "0.001"
     """Boxes below it are dropped."""
     max_detections: Annotated[int, Field(ge=1, le=10000)] = 300
     """Boxes kept a picture."""
+    activation: Literal["auto", "none", "sigmoid", "softmax"] = "auto"
+    """What makes scores of the outputs; auto: softmax for detr, none for the others."""
+    box_format: Literal["auto", "xyxy", "xywh", "cxcywh"] = "auto"
+    """What four numbers mean: two corners, corner and size, or centre and size; auto: what the kind usually has."""
+    normalized: bool | None = None
+    """Whether boxes are shares of the input's width and height instead of pixels; absent: what the kind usually has."""
+    first_label: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Number that boxes_scores_labels gives to the first class: 1 where 0 is the background."""
+    outputs: Annotated[list[Text], Field(max_length=16)] = Field(default_factory=list)
+    """Names of the outputs that are decoded, in the order that the kind has (boxes, scores, labels); empty: found by name and shape."""
 
     RULES = (
         Rule("self.nmsIou.matches(r'^(0([.][0-9]+)?|1([.]0+)?)$')", 'write a share from 0 to 1, like "0.7"', ".nmsIou"),
@@ -28,11 +38,30 @@ class Decoder(Contract):
     )
 
 
+class PythonMetric(Contract):
+    """Code of your own. It runs in a process of its own, without network and credentials.
+
+    decode(outputs) -> what the task's own metric takes (decoder.kind python); sample(outputs, truth) -> a number or JSON a sample, and
+    value(records) -> the metric on any part of the samples, where it is not their mean (metric python). Arrays are numpy's.
+    """
+
+    code: Annotated[str, Field(min_length=1, max_length=32768)]
+    """Python source; numpy can be imported."""
+    higher_is_better: bool = True
+    """Whether an engine with a greater value is better."""
+    memory: QuantityText = "1Gi"
+    """Address space that the process may use."""
+    timeout: DurationText = "10m"
+    """Time for all samples."""
+
+
 class Subgroups(Contract):
     """Parts of the validation set that are judged one by one."""
 
     column: Annotated[str, Field(min_length=1, max_length=253)]
     """Name of the label that tells the parts apart."""
+    required: Annotated[list[Text], list_set(max_length=1000)] = Field(default_factory=list)
+    """Subgroups that must be judged: one with too few samples makes the gate inconclusive. Empty: all that have enough."""
 
 
 class OnDevice(Contract):
@@ -71,6 +100,12 @@ class AccuracyAcceptance(Contract):
     """How much worse than the FP32 baseline it may be."""
     max_drop_per_class: DecimalText | None = None
     """How much worse any class (or, when there are some, any required class) may be."""
+    minimum_per_class: DecimalText | None = None
+    """The least value of any class (or, when there are some, any required class)."""
+    max_drop_per_subgroup: DecimalText | None = None
+    """How much worse any subgroup (or, when there are some, any required one) may be."""
+    minimum_per_subgroup: DecimalText | None = None
+    """The least value of any subgroup (or, when there are some, any required one)."""
     operating_point: OperatingPoint | None = None
 
     RULES = (
@@ -83,6 +118,11 @@ class AccuracyAcceptance(Contract):
             "!has(self.maxDropPerClass) || !self.maxDropPerClass.startsWith('-')",
             'a drop is not negative: write "0" or more',
             ".maxDropPerClass",
+        ),
+        Rule(
+            "!has(self.maxDropPerSubgroup) || !self.maxDropPerSubgroup.startsWith('-')",
+            'a drop is not negative: write "0" or more',
+            ".maxDropPerSubgroup",
         ),
     )
 
@@ -100,13 +140,16 @@ class Validation(Contract):
     credentials_secret_ref: LocalRef | None = None
     task: Literal["classification", "detection", "segmentation", "outputs"] = "classification"
     """`outputs` needs no labels: it compares the outputs with those of FP32."""
-    metric: Literal["top1", "top5", "map50", "map50_95", "miou", "cosine", "max_abs_error"] = "top1"
-    """What is measured; it must fit the task."""
+    metric: Literal["top1", "top5", "map50", "map50_95", "miou", "cosine", "max_abs_error", "python"] = "top1"
+    """What is measured; it must fit the task. python: your own, by the code in `python`."""
     decoder: Decoder = Field(default_factory=Decoder)
+    python: PythonMetric | None = None
     min_samples: Annotated[int, Field(ge=1, le=1_000_000)] = 200
     """With fewer samples the gate is inconclusive."""
     required_classes: Annotated[list[Text], list_set(max_length=1000)] = Field(default_factory=list)
     """Classes that must be judged: one with too few instances makes the gate inconclusive. Others are reported."""
+    min_instances: Annotated[int, Field(ge=1, le=1_000_000)] = 10
+    """Fewer instances of a class, or samples of a subgroup, say nothing about it."""
     subgroups: Subgroups | None = None
     on_device: OnDevice = Field(default_factory=OnDevice)
     baseline: ExpectedBaseline | None = None
@@ -114,20 +157,26 @@ class Validation(Contract):
 
     RULES = (
         Rule(
-            "self.task != 'classification' || self.metric in ['top1', 'top5']", "task classification: write metric: top1 or top5", ".metric"
-        ),
-        Rule(
-            "self.task != 'detection' || self.metric in ['map50', 'map50_95']", "task detection: write metric: map50 or map50_95", ".metric"
-        ),
-        Rule("self.task != 'segmentation' || self.metric == 'miou'", "task segmentation: write metric: miou", ".metric"),
-        Rule(
-            "self.task != 'outputs' || self.metric in ['cosine', 'max_abs_error']",
-            "task outputs: write metric: cosine or max_abs_error",
+            "self.task != 'classification' || self.metric in ['top1', 'top5', 'python']",
+            "task classification: write metric: top1, top5 or python",
             ".metric",
         ),
         Rule(
-            "self.task != 'detection' || self.decoder.kind != 'logits'",
-            "task detection: write decoder.kind: yolo, yolov5, yolo_end2end, boxes_scores_labels, detr or python",
+            "self.task != 'detection' || self.metric in ['map50', 'map50_95', 'python']",
+            "task detection: write metric: map50, map50_95 or python",
+            ".metric",
+        ),
+        Rule(
+            "self.task != 'segmentation' || self.metric in ['miou', 'python']", "task segmentation: write metric: miou or python", ".metric"
+        ),
+        Rule(
+            "self.task != 'outputs' || self.metric in ['cosine', 'max_abs_error', 'python']",
+            "task outputs: write metric: cosine, max_abs_error or python",
+            ".metric",
+        ),
+        Rule(
+            "self.task != 'detection' || self.metric == 'python' || self.decoder.kind != 'logits'",
+            "task detection: write decoder.kind: yolo, yolov5, yolox, yolo_end2end, boxes_scores_labels, detr or python",
             ".decoder",
         ),
         Rule(
@@ -141,19 +190,30 @@ class Validation(Contract):
             ".acceptance",
         ),
         Rule(
+            "(self.metric == 'python' || self.decoder.kind == 'python') == has(self.python)",
+            "metric: python and decoder.kind: python need python.code, and nothing else does: write validation.python, or leave it out",
+            ".python",
+        ),
+        Rule(
+            "has(self.subgroups) || (!has(self.acceptance.maxDropPerSubgroup) && !has(self.acceptance.minimumPerSubgroup))",
+            "which subgroups are meant is not said: write subgroups.column",
+            ".acceptance",
+        ),
+        Rule(
             "self.metric != 'max_abs_error' || !has(self.acceptance.minimum)",
             "max_abs_error is better when lower: write acceptance.maxDrop instead of minimum",
             ".acceptance",
         ),
         Rule(
-            f"self.metric == 'max_abs_error' || ((!has(self.acceptance.minimum) || self.acceptance.minimum.{_SHARE})"
+            f"self.metric in ['max_abs_error', 'python'] || ((!has(self.acceptance.minimum) || self.acceptance.minimum.{_SHARE})"
             f" && (!has(self.acceptance.maxDrop) || self.acceptance.maxDrop.{_SHARE}))",
             'metrics are shares from 0 to 1, not percent: write "0.95" for 95 %',
             ".acceptance",
         ),
         Rule(
-            "self.task != 'outputs' || (size(self.requiredClasses) == 0 && !has(self.acceptance.maxDropPerClass))",
-            "task outputs knows no classes: leave requiredClasses and acceptance.maxDropPerClass out",
+            "self.task != 'outputs' || (size(self.requiredClasses) == 0 && !has(self.acceptance.maxDropPerClass)"
+            " && !has(self.acceptance.minimumPerClass))",
+            "task outputs knows no classes: leave requiredClasses, acceptance.maxDropPerClass and minimumPerClass out",
             ".requiredClasses",
         ),
         Rule(

@@ -5,17 +5,30 @@ from __future__ import annotations
 from .identity import Json, gate_key
 from .resources import Benchmark, Validation
 
+GATE_DEFAULTS = {"minInstances": 10}
+"""Of schema version 1, for what was added since: at its default it is left out, so that a gate's key stays."""
 
-def gate_key_of(validation: Validation | None, benchmark: Benchmark, baseline_key: str | None) -> str:
-    """The gate key: baseline, thresholds, required classes, minimum samples, speed limits. The order of classes and batch sizes is nothing."""
-    acceptance: dict[str, Json] = {"batchSizes": tuple(sorted(set(benchmark.batch_sizes)))}
+
+def gate_thresholds(validation: Validation | None, benchmark: Benchmark) -> dict[str, Json]:
+    """All of the spec that decides the gate's answer. The order of classes, subgroups and batch sizes is nothing."""
+    thresholds: dict[str, Json] = {"batchSizes": tuple(sorted(set(benchmark.batch_sizes)))}
     if validation is not None:
-        acceptance |= {
+        thresholds |= {
             "accuracy": validation.acceptance.to_json_dict(),
             "requiredClasses": tuple(sorted(set(validation.required_classes))),
             "minSamples": validation.min_samples,
             "onDevice": validation.on_device.max_samples,
         }
+        if validation.min_instances != GATE_DEFAULTS["minInstances"]:
+            thresholds["minInstances"] = validation.min_instances
+        if validation.subgroups is not None:
+            required = tuple(sorted(set(validation.subgroups.required)))
+            thresholds["subgroups"] = {"column": validation.subgroups.column} | ({"required": required} if required else {})
     if benchmark.acceptance is not None:
-        acceptance["speed"] = benchmark.acceptance.to_json_dict()
-    return gate_key(baseline=baseline_key or "none", acceptance=acceptance)
+        thresholds["speed"] = benchmark.acceptance.to_json_dict()
+    return thresholds
+
+
+def gate_key_of(validation: Validation | None, benchmark: Benchmark, baseline_key: str | None) -> str:
+    """The gate key: the baseline (with metric, decoder and own code), thresholds, required classes, subgroups, minimum samples, speed limits."""
+    return gate_key(baseline=baseline_key or "none", acceptance=gate_thresholds(validation, benchmark))

@@ -125,14 +125,24 @@ WRONG = [
     mdep("calibration from a file", "file:// works on the command line only", {"spec.calibration.uri": "file:///data/"}),
     # validation
     mdep("a validation set on the pod itself", LOCAL, {"spec.validation.uri": "https://localhost/v.npz"}),
-    validation("a detection metric for classification", "write metric: top1 or top5", CLASSIFICATION, metric="map50"),
-    validation("a classification metric for detection", "write metric: map50 or map50_95", DETECTION, metric="top1"),
+    validation("a detection metric for classification", "write metric: top1, top5 or python", CLASSIFICATION, metric="map50"),
+    validation("a classification metric for detection", "write metric: map50, map50_95 or python", DETECTION, metric="top1"),
     validation(
-        "detection with the metric left out", "write metric: map50 or map50_95", {k: v for k, v in DETECTION.items() if k != "metric"}
+        "detection with the metric left out",
+        "write metric: map50, map50_95 or python",
+        {k: v for k, v in DETECTION.items() if k != "metric"},
+    ),
+    validation("a metric of your own without code", "need python.code", CLASSIFICATION, metric="python"),
+    validation("code that nothing runs", "need python.code", CLASSIFICATION, python={"code": "def sample(outputs, truth): return 1"}),
+    validation(
+        "floors of subgroups without a column",
+        "write subgroups.column",
+        CLASSIFICATION,
+        acceptance={"minimum": "0.9", "minimumPerSubgroup": "0.8"},
     ),
     validation("segmentation by top1", "task segmentation: write metric: miou", CLASSIFICATION, task="segmentation"),
-    validation("outputs by top1", "write metric: cosine or max_abs_error", OUTPUTS, metric="top1"),
-    validation("detection of logits", "write decoder.kind: yolo, yolov5, yolo_end2end", DETECTION, decoder={"kind": "logits"}),
+    validation("outputs by top1", "write metric: cosine, max_abs_error or python", OUTPUTS, metric="top1"),
+    validation("detection of logits", "write decoder.kind: yolo, yolov5, yolox, yolo_end2end", DETECTION, decoder={"kind": "logits"}),
     validation(
         "classification of boxes", "write decoder.kind: logits or python, or task: detection", CLASSIFICATION, decoder={"kind": "yolo"}
     ),
@@ -154,7 +164,12 @@ WRONG = [
         metric="max_abs_error",
         acceptance={"minimum": "0.1"},
     ),
-    validation("classes of plain outputs", "leave requiredClasses and acceptance.maxDropPerClass out", OUTPUTS, requiredClasses=["a"]),
+    validation(
+        "classes of plain outputs",
+        "leave requiredClasses, acceptance.maxDropPerClass and minimumPerClass out",
+        OUTPUTS,
+        requiredClasses=["a"],
+    ),
     validation(
         "an operating point without detection",
         "leave acceptance.operatingPoint out",

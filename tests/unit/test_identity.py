@@ -200,7 +200,7 @@ KEYS: Mapping[str, Key] = {
         },
         (
             '{"kind":"baseline","schema":1,"value":{"decoder":{"kind":"logits"},"metric":"top1","model":"sha256:m","task":"classification",'
-            '"validation":"sha256:v","version":1}}'
+            '"validation":"sha256:v","version":2}}'
         ),
         {
             "model": "sha256:n",
@@ -209,7 +209,7 @@ KEYS: Mapping[str, Key] = {
             "decoder": {"kind": "yolo"},
             "metric": "top5",
             "task": "outputs",
-            "version": 2,
+            "version": 1,
         },
     ),
     "gate": (
@@ -256,7 +256,7 @@ def test_frozen_keys() -> None:
     assert {name: function(**arguments)[:16] for name, (function, arguments, _, _) in KEYS.items()} == {
         "prepared": "ae54c624b1b8efdb",
         "engine": "1d0177ef1c8cba24",
-        "baseline": "1b752f424882a655",
+        "baseline": "856bebeed0e34923",
         "gate": "03c1219f69b00182",
         "revision": "rev-c5b2db9ea8",
         "release": "95a809e411",

@@ -47,9 +47,9 @@ def paired_baseline(validation: Validation, baseline: Baseline | None, dataset: 
     if validation.task != "classification":
         value = 1.0 if validation.metric == "cosine" else 0.0
         return Metric(name=validation.metric, value=metrics.text(value), samples=len(indices))
-    if dataset.labels is None or len(baseline.correct) != dataset.size or baseline.metric.name != validation.metric:
+    if dataset.labels is None or len(baseline.records) != dataset.size or baseline.metric.name != validation.metric:
         return None
-    correct = np.array([baseline.correct[index] == "1" for index in indices], np.bool_)
+    correct = np.array([baseline.records[index].get("correct") is True for index in indices], np.bool_)
     return metrics.classification(validation.metric, correct, dataset.labels[list(indices)], dataset.classes)
 
 
@@ -100,6 +100,6 @@ def _distance(outputs: Array, indices: Sequence[int], baseline: Baseline | None)
     """Over those of `indices` whose outputs the baseline kept."""
     if baseline is None:
         return None
-    kept = dict(zip(baseline.sample_indices, baseline.sample_outputs, strict=False))
+    kept = dict(zip(baseline.sample_indices, baseline.sample_outputs[0].values if baseline.sample_outputs else [], strict=False))
     rows = [(outputs[row], kept[index]) for row, index in enumerate(indices) if index in kept]
     return metrics.distance([output for output, _ in rows], [reference for _, reference in rows])

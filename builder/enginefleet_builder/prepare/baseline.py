@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from enginefleet_api.documents import Baseline, Metric
+from enginefleet_api.documents import Baseline, KeptOutput, Metric
 from enginefleet_api.errors import PermanentError
 from enginefleet_api.resources import InputSpec, Validation
 
@@ -43,10 +43,10 @@ def compute(
     with open_session(model, "auto", progress, level="basic") as session:
         outputs = evaluate(session.run, dataset, indices, session.inputs, profiles, lambda done, total: progress("baseline", done, total))
     require_finite(outputs)
-    correct = ""
+    records: list[dict[str, object]] = []
     if validation.task == "classification":
         metric, hits = score.classify(validation, outputs, dataset, indices)
-        correct = "".join("1" if hit else "0" for hit in hits)
+        records = [{"correct": bool(hit)} for hit in hits]
     else:
         metric = Metric(name=validation.metric, value=metrics.text(1.0 if validation.metric == "cosine" else 0.0), samples=dataset.size)
     kept = kept_indices(validation, dataset, int(outputs[0].size))
@@ -57,8 +57,10 @@ def compute(
         metric=metric,
         outputs_digest="sha256:" + hashlib.sha256(np.ascontiguousarray(outputs, np.float32).tobytes()).hexdigest(),
         sample_indices=kept,
-        sample_outputs=[np.ravel(outputs[index]).astype(np.float64).tolist() for index in kept],
-        correct=correct,
+        sample_outputs=[
+            KeptOutput(name="", size=int(outputs[0].size), values=[np.ravel(outputs[index]).astype(np.float64).tolist() for index in kept])
+        ],
+        records=records,
     )
 
 
