@@ -82,13 +82,9 @@ TABLE = [
     ("jobs", "building"),
     ("job pods", "building"),
     ("engine builds", "building"),
-    ("engine builds", "serving"),
     ("workloads", "passed"),
-    ("workloads", "serving"),
-    ("serving pods", "serving"),
-    ("node labels", "serving"),
-    ("node fingerprint", "serving"),
 ]
+SERVING = ("engine builds", "workloads", "serving pods", "node labels", "node fingerprint")
 
 
 @pytest.fixture
@@ -101,10 +97,32 @@ def by_hand(fleet: Fleet) -> Iterator[Site]:
 
 @pytest.mark.parametrize(("deed", "stage"), TABLE, ids=[f"{deed} while {stage}" for deed, stage in TABLE])
 def test_what_was_deleted_by_hand_comes_back(fleet: Fleet, by_hand: Site, deed: str, stage: str) -> None:
-    site = by_hand
-    site.apply_all()
-    fleet.wait(f"it is {stage}", lambda: STAGES[stage](site), 120)
-    DEEDS[deed](fleet, site)
+    by_hand.apply_all()
+    fleet.wait(f"it is {stage}", lambda: STAGES[stage](by_hand), 120)
+    DEEDS[deed](fleet, by_hand)
+    _comes_back(fleet, by_hand)
+
+
+@pytest.fixture(scope="module")
+def served(cluster_fleet: Fleet) -> Iterator[Site]:
+    """A site that serves: each of these deeds finds it restored from the one before."""
+    if not cluster_fleet.operator.alive():
+        cluster_fleet.operator.start()
+    made = Site(cluster_fleet, nodes="cpu-b", prefix="by-hand")
+    made.apply_all()
+    made.wait_ready(120)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("deed", SERVING)
+def test_what_was_deleted_by_hand_while_it_serves_comes_back(fleet: Fleet, served: Site, deed: str) -> None:
+    fleet.wait("it is serving", lambda: STAGES["serving"](served), 120)
+    DEEDS[deed](fleet, served)
+    _comes_back(fleet, served)
+
+
+def _comes_back(fleet: Fleet, site: Site) -> None:
     expected = {"workloads": 1, "pods": ["node-b1"], "ready": "True", "rollout": "1/1"}
 
     def restored() -> bool:

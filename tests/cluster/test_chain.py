@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
@@ -12,8 +13,20 @@ from demo.inference import infer, load_samples
 from .fleet import MNIST, Fleet, Site, phase
 
 
-def test_apply_leads_to_serving_pods_and_a_right_answer(fleet: Fleet, site: Site) -> None:
-    site.apply_all()
+@pytest.fixture(scope="module")
+def served(cluster_fleet: Fleet) -> Iterator[Site]:
+    """A site on which all is done: for the tests that want nothing to happen there."""
+    if not cluster_fleet.operator.alive():
+        cluster_fleet.operator.start()
+    made = Site(cluster_fleet)
+    made.apply_all()
+    made.wait_ready()
+    yield made
+    made.close()
+
+
+def test_apply_leads_to_serving_pods_and_a_right_answer(fleet: Fleet, served: Site) -> None:
+    site = served
     found = site.wait_ready()
     assert found["status"]["engines"] == "1/1"
     assert found["status"]["rollout"] == "2/2"
@@ -24,20 +37,18 @@ def test_apply_leads_to_serving_pods_and_a_right_answer(fleet: Fleet, site: Site
     assert sum(a == int(labels[i]) for i, a in enumerate(answers)) >= 9
 
 
-def test_the_same_spec_applied_again_makes_no_job_and_no_write(fleet: Fleet, site: Site) -> None:
-    site.apply_all()
-    site.wait_ready()
-    fleet.quiet(site, 1.0)
+def test_the_same_spec_applied_again_makes_no_job_and_no_write(fleet: Fleet, served: Site) -> None:
+    site = served
+    fleet.calm(site)
     since = datetime.now(UTC)
     site.apply_all()
     fleet.quiet(site)
     assert [w for w in fleet.operator_writes(since) if site.namespace in w or "node" in w] == []
 
 
-def test_an_operator_restart_changes_nothing(fleet: Fleet, site: Site) -> None:
-    site.apply_all()
-    site.wait_ready()
-    fleet.quiet(site, 1.0)
+def test_an_operator_restart_changes_nothing(fleet: Fleet, served: Site) -> None:
+    site = served
+    fleet.calm(site)
     before = site.versions()
     since = datetime.now(UTC)
     fleet.operator.restart()
