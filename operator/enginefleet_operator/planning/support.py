@@ -10,11 +10,15 @@ from collections.abc import Iterator
 from enginefleet_api.resources import EngineStoreSpec, HardwareClassSpec, ModelDeploymentSpec, Rollout
 
 
+PRECISIONS = ("fp32", "fp16", "int8")
+"""What ONNX Runtime on a CPU runs."""
+
+
 def unsupported_model_deployment(spec: ModelDeploymentSpec) -> Iterator[str]:
-    if spec.precision not in ("fp32", "int8"):
-        yield f"spec.precision {spec.precision}: write fp32 or int8"
-    if spec.calibration is not None and spec.calibration.source == "model":
-        yield "spec.calibration.source model: write dataset"
+    if spec.precision not in ("auto", *PRECISIONS):
+        yield f"spec.precision {spec.precision}: write auto, {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}"
+    if unknown := [c for c in spec.auto.candidates if c not in PRECISIONS]:
+        yield f"spec.auto.candidates {', '.join(unknown)}: write some of {', '.join(PRECISIONS)}"
     if any(target.hardware_class_selector is not None for target in spec.targets):
         yield "spec.targets[].hardwareClassSelector: name each class with hardwareClass"
     if validation := spec.validation:
@@ -28,8 +32,6 @@ def unsupported_model_deployment(spec: ModelDeploymentSpec) -> Iterator[str]:
             yield "spec.validation.acceptance.operatingPoint: leave it out"
     if spec.benchmark.sustained != "0s":
         yield "spec.benchmark.sustained: leave it out"
-    if spec.benchmark.acceptance is not None and spec.benchmark.acceptance.min_speedup is not None:
-        yield "spec.benchmark.acceptance.minSpeedup: leave it out"
     build = spec.build
     if build.dla is not None or build.plugins or build.tactic_sources or build.workspace != "auto" or build.optimization_level != 3:
         yield "spec.build: only threads is used by the ONNX Runtime backend; leave workspace, optimizationLevel, dla, plugins and tacticSources out"

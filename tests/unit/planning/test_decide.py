@@ -238,7 +238,7 @@ def test_an_engine_lost_from_the_store_is_built_again() -> None:
         ({"store": None}, "StoreNotFound", "'default'"),
         ({"classes": {}}, "HardwareClassNotFound", "'cpu'"),
         ({"classes": {"cpu": w.hardware_class(allowedNamespaces={"matchLabels": {"team": "x"}})}}, "NamespaceNotAllowed", "team=x"),
-        ({"spec": w.spec(precision="fp16")}, "NotYetSupported", "fp16"),
+        ({"spec": w.spec(precision="bf16")}, "NotYetSupported", "bf16"),
         ({"spec": w.spec(rollout={"steps": ["10%"]})}, "NotYetSupported", "spec.rollout.steps"),
         ({"spec": w.spec(serving={"mode": "Deployment"})}, "NotYetSupported", "Deployment"),
         ({"classes": {"cpu": w.hardware_class(backend="tensorrt")}}, "NotYetSupported", "tensorrt"),
