@@ -117,12 +117,16 @@ def tree_digest(files: Iterable[tuple[str, str]]) -> str:
 
 # ---- keys of identity: one function each, the fields are the contract ----
 
-PREPARE_RECIPE = 1
-"""Version of how prepare makes a model; raised when the same inputs would give another file."""
+PREPARE_RECIPE = 2
+"""Version of how prepare makes a model; raised when the same inputs would give another file.
+
+2: pixels of letterbox are Ultralytics' (OpenCV's resize) and those of center-crop torchvision's (its rounding).
+"""
 ENGINE_RECIPE = 1
 """Version of how a backend builds; raised when the same inputs would give another engine."""
 METRIC_VERSION = 2
-"""Version of records and metrics; raised when the same outputs would give another record or value. 2: records a sample, of every task."""
+"""Version of records and metrics; raised when the same outputs would give another record or value. 2: records a sample, of every task;
+pixels as in PREPARE_RECIPE 2."""
 
 PREPARED_DEFAULTS: Mapping[str, Json] = {"calibration": None, "preprocessing": None, "exclude": {"nodes": [], "opTypes": []}}
 ENGINE_DEFAULTS: Mapping[str, Json] = {

@@ -70,6 +70,14 @@ class Preprocessing(Contract):
     """Order of the channels."""
     layout: Literal["NCHW", "NHWC"] = "NCHW"
     """Order of the axes: batch, channels, height, width."""
+    interpolation: Literal["auto", "linear", "antialias", "bicubic"] = "auto"
+    """linear: OpenCV's, as Ultralytics has it (auto for letterbox); antialias: Pillow's bilinear, as torchvision has it (auto for the others)."""
+    shorter_side: Annotated[int, Field(ge=0, le=16384)] = 0
+    """center-crop: pixels that the shorter side is resized to before the crop, like 256 for a size of 224; 0: as few as cover size."""
+    align: Literal["center", "top-left"] = "center"
+    """letterbox: where the picture lies."""
+    fill: Annotated[int, Field(ge=0, le=255)] = 114
+    """letterbox: grey of the bars."""
     scale: FractionText = "1"
     """Factor for pixel values of 0 to 255, like "1/255"."""
     mean: Annotated[list[FractionText], Field(max_length=4)] = Field(default_factory=list)
@@ -80,6 +88,15 @@ class Preprocessing(Contract):
     RULES = (
         Rule("self.resize == 'none' || size(self.size) == 2", "a resize needs size: write size: [height, width]", ".size"),
         Rule("size(self.size) != 1", "size has one number: write size: [height, width]", ".size"),
+        Rule(
+            "self.shorterSide == 0 || self.resize == 'center-crop'",
+            "shorterSide is resized to before a crop: write resize: center-crop, or leave it out",
+            ".shorterSide",
+        ),
+        Rule(
+            "(self.align == 'center' && self.fill == 114) || self.resize == 'letterbox'",
+            "align and fill place a picture between bars: write resize: letterbox, or leave them out",
+        ),
         Rule(
             "size(self.mean) == 0 || size(self.std) == 0 || size(self.mean) == size(self.std)",
             "mean and std differ in length: write as many values in both, one a channel",

@@ -102,6 +102,8 @@ WRONG = [
     # preprocessing
     mdep("a resize without a size", "write size: [height, width]", {"spec.preprocessing.size": []}),
     mdep("a size of one number", "write size: [height, width]", {"spec.preprocessing": {"size": [640]}}),
+    mdep("a shorterSide without a crop", "write resize: center-crop", {"spec.preprocessing.shorterSide": 256}),
+    mdep("bars without a letterbox", "write resize: letterbox", {"spec.preprocessing": {"fill": 0}}),
     mdep("a mean that is longer than std", "write as many values in both, one a channel", {"spec.preprocessing.std": ["1", "1"]}),
     mdep("a std of 0", "std divides: write values other than 0", {"spec.preprocessing.std": ["1", "0.0", "1"]}),
     mdep("a std of 0/255", "std divides: write values other than 0", {"spec.preprocessing.std": ["1", "0/255", "1"]}),
@@ -120,6 +122,17 @@ WRONG = [
         "or with source: model when the model holds them (QAT)",
         {"spec.precision": "fp8", "spec.calibration": GONE},
     ),
+    mdep(
+        "candidates without precision auto",
+        "candidates are for precision: auto",
+        {"spec.precision": "fp32", "spec.auto": {"candidates": ["fp16"]}},
+    ),
+    mdep(
+        "a candidate that needs scales",
+        "leave int8 and fp8 out of auto.candidates",
+        {"spec.precision": "auto", "spec.auto": {"candidates": ["int8", "fp16"]}, "spec.calibration": GONE},
+    ),
+    mdep("a candidate twice", "uplicate", {"spec.precision": "auto", "spec.auto": {"candidates": ["fp16", "fp16"]}}),
     mdep("a calibration set without an address", "source dataset needs uri: write the data set's", {"spec.calibration.uri": GONE}),
     mdep("scales in the model, and a data set", "leave uri out, or write source: dataset", {"spec.calibration.source": "model"}),
     mdep("calibration from a file", "file:// works on the command line only", {"spec.calibration.uri": "file:///data/"}),

@@ -23,8 +23,6 @@ Task: TypeAlias = Literal["classification", "detection", "segmentation", "output
 Samples = Callable[[int], Mapping[str, Array]]
 SOLE = ""
 """Name of the samples of a data set for a model with one input, whatever that input is called."""
-IGNORED = 255
-"""Value of a mask's pixels that do not count."""
 
 
 def _no_boxes(index: int) -> NoReturn:
@@ -53,7 +51,7 @@ class Dataset:
     boxes: Callable[[int], Boxes] = _no_boxes
     """Detection: the labelled boxes."""
     mask: Callable[[int], NDArray[np.int64]] = _no_mask
-    """Segmentation: the class of each pixel of the input (H, W), resized and cropped as the picture was; `IGNORED` does not count."""
+    """Segmentation: the class of each pixel of the input (H, W), resized and cropped as the picture was; truth.IGNORED does not count."""
     geometry: Callable[[int], Geometry | None] = _unknown
     """How the picture became the input; None where samples are stored as tensors."""
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+IGNORED = 255
+"""Value of a mask's pixels that do not count: where the labels say so, and the bars of a letterbox."""
+
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
