@@ -48,6 +48,8 @@ COMMANDS = {
 BUILDER, OPERATOR, AGENT = (f"{folder}/enginefleet_{folder}" for folder in ("builder", "operator", "agent"))
 RECIPES: dict[str, Recipe] = {
     "enginefleet/runtime:ort-1.24": Recipe("runtime-ort-1.24", (API, BUILDER), ("enginefleet",)),
+    # everything that a runtime image has for prepare Jobs, and ModelOpt
+    "enginefleet/prepare:dev": Recipe("prepare", (API, BUILDER), ("enginefleet",)),
     "enginefleet/runtime:ort-1.23": Recipe("runtime-ort-1.23", (API, BUILDER), ("enginefleet",)),
     # operator and agent are released together, so a fleet may pull one image for both
     "enginefleet/operator:dev": Recipe("operator", (API, OPERATOR, AGENT), ("enginefleet-operator", "enginefleet-agent")),

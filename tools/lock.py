@@ -16,12 +16,15 @@ from tools.bootstrap import uv
 
 ROOT = Path(__file__).resolve().parent.parent
 
+EXCLUDES = ("--excludes", "requirements/prepare.excludes")
+
 LOCKS: dict[str, tuple[str, ...]] = {
     "bootstrap": ("requirements/bootstrap.in",),
-    "dev": ("pyproject.toml", "requirements/dev.in", "--extra", "dev"),
+    "dev": ("pyproject.toml", "requirements/dev.in", "--extra", "dev", *EXCLUDES),
+    "prepare": ("pyproject.toml", "requirements/prepare.in", "--extra", "prepare", *EXCLUDES),
     "operator": ("pyproject.toml", "--extra", "operator"),
-    "runtime-ort-1.24": ("pyproject.toml", "requirements/runtime-ort-1.24.in", "--extra", "prepare"),
-    "runtime-ort-1.23": ("pyproject.toml", "requirements/runtime-ort-1.23.in", "--extra", "prepare"),
+    "runtime-ort-1.24": ("pyproject.toml", "requirements/runtime-ort-1.24.in", "--extra", "quantize"),
+    "runtime-ort-1.23": ("pyproject.toml", "requirements/runtime-ort-1.23.in", "--extra", "quantize"),
 }
 """lock file -> what it is compiled from"""
 
