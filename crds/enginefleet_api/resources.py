@@ -173,6 +173,8 @@ class ModelDeploymentStatus(Contract):
     observed_generation: int = -1
     summary: str = ""
     engines: str = ""
+    precision: str = ""
+    """What was asked for; with auto: the variants that were chosen."""
     rollout: str = ""
     revision: str = ""
     retry_token: str = ""

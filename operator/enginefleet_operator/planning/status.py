@@ -73,6 +73,7 @@ def model_status(
         observed_generation=s.generation,
         summary=say["Ready"].message if say["Ready"].status else say["Stalled"].message if say["Stalled"].status else say["Ready"].message,
         engines=engines,
+        precision=_precision(s, stage),
         rollout=f"{min(ready, updated)}/{total}",
         revision=revision,
         # a token counts as used only once prepare was looked at with it
@@ -156,6 +157,13 @@ def _conditions(
 
 def _model(prepared: Prepared | None) -> str:
     return prepared.resolved.model[:19] + "…" if prepared is not None and prepared.resolved is not None else ""
+
+
+def _precision(s: Snapshot, stage: BuildStage) -> str:
+    chosen = sorted({want.variant.id for want in stage.wanted if want.name in stage.passed})
+    if s.spec.precision != "auto":
+        return s.spec.precision
+    return ",".join(chosen) or (s.status.precision if not stage.wanted else "") or "auto"
 
 
 def _metric(stage: BuildStage) -> str:

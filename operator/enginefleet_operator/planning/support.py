@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 from enginefleet_api.resources import EngineStoreSpec, HardwareClassSpec, ModelDeploymentSpec, Rollout
 
-
 PRECISIONS = ("fp32", "fp16", "int8")
 """What ONNX Runtime on a CPU runs."""
 
