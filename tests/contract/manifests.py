@@ -141,6 +141,7 @@ spec:
   fingerprint: fp-0123456789abcdef
   summary: x86_64 CPU
   precision: int8
+  variant: int8-entropy
   preparedKey: p
   preparedModel: sha256:2
   engineKey: e

@@ -182,8 +182,15 @@ def test_an_engine_build_does_not_change(api: ApiServer, change: Object) -> None
 COLUMNS: list[tuple[Object, Object, list[str]]] = [
     (
         changed(FULL, {}, name="columns"),
-        {"observedGeneration": 1, "engines": "2/3", "rollout": "12/40", "summary": "building", "conditions": [READY]},
-        ["True", "2/3", "12/40", "auto", "building"],
+        {
+            "observedGeneration": 1,
+            "engines": "2/3",
+            "precision": "int8-entropy,fp16",
+            "rollout": "12/40",
+            "summary": "building",
+            "conditions": [READY],
+        },
+        ["True", "2/3", "12/40", "int8-entropy,fp16", "building"],
     ),
     (
         changed(HARDWARE_CLASS, {}, name="columns"),
@@ -195,7 +202,7 @@ COLUMNS: list[tuple[Object, Object, list[str]]] = [
     (
         changed(ENGINE_BUILD, {}, name="columns"),
         {"phase": "Building", "node": "node-1", "message": "compiling"},
-        ["line-inspection", "cpu", "fp-0123456789abcdef", "int8", "Building", "node-1"],
+        ["line-inspection", "cpu", "fp-0123456789abcdef", "int8-entropy", "Building", "node-1"],
     ),
 ]
 
