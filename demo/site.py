@@ -32,8 +32,8 @@ ENGINES, MODELS = "engines", "models"
 CONTEXT_NEEDS = """\
 make demo KUBE_CONTEXT=… uses a cluster of yours. It needs, besides kubectl's rights of an admin there:
   images     that its nodes can pull, in place of those that the local cluster gets by itself:
-             ENGINEFLEET_DEMO_IMAGES=runtime=…,runtime-other=…,operator=…,agent=…
-             (runtime and runtime-other: the builder with two versions of ONNX Runtime)
+             ENGINEFLEET_DEMO_IMAGES=runtime=…,runtime-other=…,prepare=…,operator=…,agent=…
+             (runtime and runtime-other: the builder with two versions of ONNX Runtime; prepare: the builder with ModelOpt)
   an S3      server that both its pods and this machine reach, with conditional writes, and a bucket of its own for engines and models:
              ENGINEFLEET_DEMO_S3=http://host:port  ENGINEFLEET_DEMO_BUCKET=name  AWS_ACCESS_KEY_ID=…  AWS_SECRET_ACCESS_KEY=…
   nodes      one or more Linux nodes; the demo labels the first as hardware=cpu-b, the others as hardware=cpu-a (and takes the labels away again)
@@ -201,14 +201,20 @@ def local_site(progress: Progress, *, keep: bool) -> Iterator[Site]:
 @contextlib.contextmanager
 def context_site(context: str, progress: Progress, *, keep: bool) -> Iterator[Site]:
     """The reader's own cluster. Raises SiteError with all that it needs when something is missing."""
-    wanted = ("runtime", "runtime-other", "operator", "agent")
+    wanted = ("runtime", "runtime-other", "prepare", "operator", "agent")
     given = dict(pair.split("=", 1) for pair in os.environ.get("ENGINEFLEET_DEMO_IMAGES", "").split(",") if "=" in pair)
     names = ("ENGINEFLEET_DEMO_S3", "ENGINEFLEET_DEMO_BUCKET", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     missing = [f"image {name}" for name in wanted if name not in given] + [name for name in names if not os.environ.get(name)]
     if missing:
         raise SiteError(f"{CONTEXT_NEEDS}\n\nMissing now: {', '.join(missing)}")
     endpoint, bucket, access, secret = (os.environ[name] for name in names)
-    ours = ("enginefleet/runtime:ort-1.24", "enginefleet/runtime:ort-1.23", "enginefleet/operator:dev", "enginefleet/agent:dev")
+    ours = (
+        "enginefleet/runtime:ort-1.24",
+        "enginefleet/runtime:ort-1.23",
+        "enginefleet/prepare:dev",
+        "enginefleet/operator:dev",
+        "enginefleet/agent:dev",
+    )
     images = {name: given[key] for name, key in zip(ours, wanted, strict=True)}
     with Kube([str(localtools.tool("kubectl", progress)), "--context", context]) as kube:
         site = Site(kube, endpoint, endpoint, access, secret, None, images, bucket)
