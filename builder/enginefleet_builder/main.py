@@ -282,7 +282,7 @@ def inspect(path: Annotated[Path, typer.Argument(help="An .onnx file, an engine 
 @app.command()
 def serve(
     engine: Annotated[Path, typer.Option(envvar="ENGINEFLEET_ENGINE_PATH", help="Folder with engine.json.")] = Path("/engine"),
-    host: Annotated[str, typer.Option(envvar="ENGINEFLEET_HOST")] = "0.0.0.0",  # noqa: S104 - a server in a pod
+    host: Annotated[str, typer.Option(envvar="ENGINEFLEET_HOST", help="Address to listen on; empty: all of them, IPv4 and IPv6.")] = "",
     port: Annotated[int, typer.Option(envvar="ENGINEFLEET_PORT")] = 8080,
 ) -> None:
     """Serve an engine by the Open Inference Protocol v2 (HTTP)."""
@@ -296,7 +296,7 @@ def serve(
         raise typer.Exit(error.exit_code) from error
     from .serve.app import serve as run_server
 
-    print(f"serving {loaded.name} ({loaded.manifest.blob}) on {host}:{port}", file=sys.stderr, flush=True)
+    print(f"serving {loaded.name} ({loaded.manifest.blob}) on {host or "all addresses"}, port {port}", file=sys.stderr, flush=True)
     run_server(loaded, host, port)
 
 

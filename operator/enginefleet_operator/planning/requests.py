@@ -23,7 +23,7 @@ from enginefleet_api.variants import SCALED, Variant, rungs
 from .ladder import FP32
 
 FLAVOUR = "onnxruntime"
-REFERENCE_TEMPLATE = "reference-server/1"
+REFERENCE_TEMPLATE = "reference-server/2"
 """Raised when the rendered pod of the reference server changes in a way that must roll out."""
 
 

@@ -279,7 +279,6 @@ def _reference_server(s: Snapshot, hardware_class: HardwareClass, image: str) ->
                     {"name": "ENGINEFLEET_MODEL_NAME", "value": s.name},
                     {"name": "ENGINEFLEET_ENGINE_PATH", "value": s.spec.serving.engine_path},
                     {"name": "ENGINEFLEET_PORT", "value": str(SERVE_PORT)},
-                    {"name": "ENGINEFLEET_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
                     {"name": "HOME", "value": "/tmp"},
                 ],
                 "ports": [{"name": "http", "containerPort": SERVE_PORT}],
