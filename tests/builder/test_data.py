@@ -13,10 +13,11 @@ from PIL import Image
 from enginefleet_api.documents import TensorSpec
 from enginefleet_api.errors import PermanentError
 from enginefleet_api.resources import Decoder, Preprocessing, Validation
-from enginefleet_builder.gate import datasets, metrics
+from enginefleet_builder.gate import metrics
 from enginefleet_builder.gate.datasets import open_dataset, stratified
 from enginefleet_builder.gate.evaluate import batches
 from enginefleet_builder.gate.preprocessing import Preprocessor
+from enginefleet_builder.gate.readers import arrays, files
 
 PLAIN = Preprocessor.of(None)
 INPUT = [TensorSpec(name="x", dtype="float32", shape=["batch", 1, 4, 4])]
@@ -68,7 +69,7 @@ def test_refused_archives(tmp_path: Path, arrays: dict[str, Any], reason: str, t
 
 
 def test_a_zip_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets, "MAX_ARRAY_BYTES", 1000)
+    monkeypatch.setattr(arrays, "MAX_ARRAY_BYTES", 1000)
     path = tmp_path / "bomb.npz"
     np.savez_compressed(path, images=np.zeros((1000, 16), np.float32))
     with pytest.raises(PermanentError, match="DataSetTooLarge"):
@@ -116,7 +117,7 @@ def test_folders_are_classes_in_sorted_order(tmp_path: Path) -> None:
 
 
 def test_a_picture_too_large_is_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets, "MAX_PIXELS", 10)
+    monkeypatch.setattr(files, "MAX_PIXELS", 10)
     dataset = open_dataset(pictures(tmp_path / "set", red=(1, 2, 3)), PLAIN, "classification")
     with pytest.raises(PermanentError, match="8 x 4 pixels, at most 10"):
         dataset.sample(0)
