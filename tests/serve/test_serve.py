@@ -174,7 +174,11 @@ def test_sigterm_lets_an_inference_finish(tmp_path: Path) -> None:
         body = json.dumps(REQUEST).encode()
         _until_up(urllib.request.Request(f"http://127.0.0.1:{port}/v2/health/ready"))
         with socket.create_connection(("127.0.0.1", port)) as slow:
-            slow.sendall(b"POST /v2/models/named/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:10])
+            head = b"POST /v2/models/named/infer HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+            slow.sendall(head % len(body))
+            # it is in flight when the server asks for the body
+            assert slow.recv(100).startswith(b"HTTP/1.1 100")
+            slow.sendall(body[:10])
             server.send_signal(signal.SIGTERM)
             _until_refused(port)
             slow.sendall(body[10:])
