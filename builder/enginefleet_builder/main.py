@@ -296,7 +296,7 @@ def serve(
         raise typer.Exit(error.exit_code) from error
     from .serve.app import serve as run_server
 
-    print(f"serving {loaded.name} ({loaded.manifest.blob}) on {host or "all addresses"}, port {port}", file=sys.stderr, flush=True)
+    print(f"serving {loaded.name} ({loaded.manifest.blob}) on {host or 'all addresses'}, port {port}", file=sys.stderr, flush=True)
     run_server(loaded, host, port)
 
 

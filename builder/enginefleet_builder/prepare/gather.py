@@ -1,0 +1,149 @@
+"""The inputs of the prepare Job: fetched, checked, cured. Every finding, of the model and of the data sets, is raised at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from onnx import ModelProto
+
+from enginefleet_api.errors import EngineFleetError, PermanentError
+from enginefleet_api.jobs import PrepareRequest, Source
+from enginefleet_api.variants import SCALED
+
+from ..gate.datasets import Dataset, Task, open_dataset
+from ..gate.preprocessing import Preprocessor
+from ..io import Progress
+from ..sources import Fetched, fetch_source, model_files
+from . import cures
+from . import model as models
+from .checks import Asked
+from .findings import Finding, errors, refuse
+from .preflight import preflight
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """A data set that was fetched and opened."""
+
+    fetched: Fetched
+    dataset: Dataset
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """All inputs of the Job, fetched and checked. `path` and `model` are the cured model's where something was cured.
+
+    `fetched.digest` is what was given, `digest` what prepared models are made of: the cured files' where something was cured, else the same.
+    """
+
+    request: PrepareRequest
+    fetched: Fetched
+    path: Path
+    model: ModelProto
+    digest: str
+    calibration: Data | None
+    validation: Data | None
+
+
+def scaled(request: PrepareRequest) -> bool:
+    return any(variant.precision in SCALED for variant in request.variants)
+
+
+def calibrates(request: PrepareRequest) -> bool:
+    return scaled(request) and request.calibration is not None and request.calibration.source == "dataset"
+
+
+def gather(request: PrepareRequest, folder: Path, progress: Progress) -> tuple[Given, list[str]]:
+    """Fetch and check everything: (what was given, notes)."""
+    findings: list[Finding] = []
+    fetched = path = None
+
+    def get_model() -> None:
+        nonlocal fetched, path
+        progress("fetch model")
+        fetched = _fetch(request, request.model, folder / "model", progress)
+        path = model_files(fetched.folder)
+
+    _collect(findings, get_model)
+    digest = fetched.digest if fetched is not None else ""
+    model: ModelProto | None = None
+    if path is not None:
+        inspected = preflight(path, asked_of(request), progress, cure_into=folder / cures.FOLDER)
+        findings += inspected.findings
+        path = inspected.path
+        if not errors(inspected.findings):
+            model = models.read_model(path)
+            digest = models.digest_of(models.model_files(path, model)) if inspected.cured else digest
+    calibration: Data | None = None
+    validation: Data | None = None
+
+    def get_calibration() -> None:
+        nonlocal calibration
+        if calibrates(request) and request.calibration is not None and request.calibration_source is not None:
+            progress("fetch calibration set")
+            calibration = _data(request, request.calibration_source, folder / "calibration", "calibration", progress)
+            findings.extend(_data_findings("calibration", calibration.dataset, request.calibration.min_samples, model))
+
+    def get_validation() -> None:
+        nonlocal validation
+        if request.validation is not None and request.validation_source is not None:
+            progress("fetch validation set")
+            validation = _data(request, request.validation_source, folder / "validation", request.validation.task, progress)
+            findings.extend(_data_findings("validation", validation.dataset, request.validation.min_samples, model))
+
+    _collect(findings, get_calibration)
+    _collect(findings, get_validation)
+    refuse(findings)
+    assert fetched is not None
+    assert path is not None
+    assert model is not None
+    return Given(request, fetched, path, model, digest, calibration, validation), [finding.note for finding in findings]
+
+
+def _collect(findings: list[Finding], work: Callable[[], None]) -> None:
+    """Do `work`; a permanent failure is a finding among others, any other ends the Job at once: trying again may do."""
+    try:
+        work()
+    except PermanentError as error:
+        findings.append(Finding.of(error))
+
+
+def asked_of(request: PrepareRequest) -> Asked:
+    scales: Literal["", "dataset", "model"] = request.calibration.source if request.calibration is not None and scaled(request) else ""
+    return Asked(
+        precisions=list(dict.fromkeys(variant.precision for variant in request.variants)),
+        best_effort=request.best_effort,
+        inputs=request.inputs,
+        scales=scales,
+        batch_sizes=request.batch_sizes,
+        targets=request.targets,
+    )
+
+
+def _fetch(request: PrepareRequest, source: Source, folder: Path, progress: Progress) -> Fetched:
+    # a store in a folder is for the command line and tests, and so are sources in folders: a cluster's EngineStore is always s3://
+    return fetch_source(source, folder, progress=progress, allow_file=request.store.uri.startswith("file:"))
+
+
+def _data(request: PrepareRequest, source: Source, folder: Path, task: Task, progress: Progress) -> Data:
+    fetched = _fetch(request, source, folder, progress)
+    return Data(fetched, open_dataset(fetched.folder, Preprocessor.of(request.preprocessing), task))
+
+
+def _data_findings(what: str, dataset: Dataset, minimum: int, model: ModelProto | None) -> list[Finding]:
+    """Too few samples; samples that the model (None: unreadable) cannot take, by the first and the last one."""
+    findings = []
+    if dataset.size < minimum:
+        message = f"the {what} set has {dataset.size} samples, expected at least {minimum}."
+        findings.append(Finding("error", "TooFewSamples", message, f"Add samples, or lower {what}.minSamples."))
+    if model is None or not dataset.size:
+        return findings
+    for index in dict.fromkeys([0, dataset.size - 1]):
+        try:
+            dataset.feed([index], models.inputs(model))
+        except EngineFleetError as error:
+            findings.append(Finding.of(error))
+    return findings
