@@ -49,9 +49,14 @@ class OperatorProcess:
         assert self._process is None
         path = os.pathsep.join(str(ROOT / part) for part in ("crds", "operator"))
         argv = [sys.executable, "-m", "enginefleet_operator.app", "--kubeconfig", str(server or self.kubeconfig)]
-        given = {"retry-base": "1", "leave-grace": "3", "lease-seconds": "45", "host": "127.0.0.1", "port": "0", "prepare-image": "enginefleet/prepare:dev"} | {
-            k.replace("_", "-"): v for k, v in flags.items()
-        }
+        given = {
+            "retry-base": "1",
+            "leave-grace": "3",
+            "lease-seconds": "45",
+            "host": "127.0.0.1",
+            "port": "0",
+            "prepare-image": "enginefleet/prepare:dev",
+        } | {k.replace("_", "-"): v for k, v in flags.items()}
         for name, value in given.items():
             argv += [f"--{name}", value]
         # like a container that restarts in its pod: it takes its own lease up at once

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from enginefleet_operator import labels
+
 from .fleet import Fleet, Site, phase
 
 Stage = Callable[[Site], bool]
@@ -173,7 +175,8 @@ def test_labels_of_a_deleted_model_deployment_are_swept(fleet: Fleet, site: Site
     fleet.delete("mdep", site.name, site.namespace)
 
     def clean() -> bool:
-        kept = [k for n in fleet.world.all("node") for k in n["metadata"]["labels"] if k.startswith("release.enginefleet.io/")]
+        key = labels.release_key(site.namespace, site.name)
+        kept = [n for n in fleet.world.all("node") if key in n["metadata"]["labels"]]
         return not kept and not site.pods() and not site.workloads()
 
     fleet.wait("labels, workloads and pods are gone", clean, 60)
