@@ -36,8 +36,15 @@ def test_the_demo_runs_on_a_cluster_of_the_readers_own() -> None:
         for node in ("one", "two", "three"):
             cluster.add_node(NodeSpec(node))
         s3 = cluster.start_s3()
-        access = {"aws_access_key_id": s3.access_key, "aws_secret_access_key": s3.secret_key, "region_name": s3.region}
-        boto3.client("s3", endpoint_url=s3.outside, config=Config(s3={"addressing_style": "path"}), **access).create_bucket(Bucket="demo")
+        client = boto3.client(
+            "s3",
+            endpoint_url=s3.outside,
+            aws_access_key_id=s3.access_key,
+            aws_secret_access_key=s3.secret_key,
+            region_name=s3.region,
+            config=Config(s3={"addressing_style": "path"}),
+        )
+        client.create_bucket(Bucket="demo")
         given = {
             "KUBECONFIG": str(cluster.kubeconfig_inside),
             "ENGINEFLEET_DEMO_S3": s3.inside,
