@@ -179,6 +179,8 @@ class Accuracy(Contract):
     samples: int = 0
     available: int | None = None
     """Samples of the validation set, of which `samples` were judged."""
+    broken: int | None = None
+    """Samples for which the engine's outputs hold NaN or infinite values."""
     interval: list[str] = Field(default_factory=list)
     """95 % interval [low, high] of the value."""
     drop_interval: list[str] = Field(default_factory=list)

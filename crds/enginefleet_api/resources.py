@@ -34,6 +34,7 @@ from .judging import (
     ExpectedBaseline,
     OnDevice,
     OperatingPoint,
+    PythonMetric,
     SpeedAcceptance,
     Subgroups,
     Validation,
@@ -52,7 +53,7 @@ __all__ = [
     "EngineStoreStatus", "Exclude", "ExpectedBaseline", "FailureRecord", "FingerprintStatus", "FreeObject", "HardwareClassSpec",
     "HardwareClassStatus", "Host", "IdentitySettings", "Image", "InputSpec", "LabelSelector", "LocalRef", "Model", "ModelDeploymentSpec",
     "ModelDeploymentStatus", "NodeCounts", "NodeFingerprintSpec", "NodeFingerprintStatus", "NodeTrouble", "Observation", "OnDevice",
-    "OperatingPoint", "OptionalImage", "Percent", "PrepareSettings", "Preprocessing", "ProbeState", "ProbedRuntime", "Profile", "Resolved",
+    "OperatingPoint", "OptionalImage", "Percent", "PrepareSettings", "Preprocessing", "ProbeState", "ProbedRuntime", "Profile", "PythonMetric", "Resolved",
     "Rollout", "RolloutStatus", "Runtime", "SecretKeyRef", "Serving", "Shape", "Signing", "SpeedAcceptance", "Subgroups", "Target", "Text",
     "Trust", "Uri", "Validation", "Window",
 ]  # fmt: skip

@@ -12,8 +12,7 @@ from PIL import Image
 
 from enginefleet_api.documents import TensorSpec
 from enginefleet_api.errors import PermanentError
-from enginefleet_api.resources import Decoder, Preprocessing, Validation
-from enginefleet_builder.gate import metrics
+from enginefleet_api.resources import Preprocessing
 from enginefleet_builder.gate.datasets import open_dataset, stratified
 from enginefleet_builder.gate.evaluate import batches
 from enginefleet_builder.gate.preprocessing import Preprocessor
@@ -182,31 +181,3 @@ def test_the_last_batch_of_a_fixed_batch_model_is_filled_up() -> None:
     fixed = [TensorSpec(name="x", dtype="float32", shape=[4, 2])]
     assert [([0, 1, 2, 3], 4), ([4, 4, 4, 4], 1)] == batches(range(5), fixed, [])
     assert [([0, 1, 2, 3, 4], 5)] == batches(range(5), INPUT, [])
-
-
-def test_top_k_counts_equal_scores_in_favour_of_the_lower_class() -> None:
-    logits = np.array([[1.0, 1.0, 0.0], [0.0, 2.0, 1.0]])
-    assert [True, False] == metrics.top_k(logits, np.array([0, 2]), 1).tolist()
-    assert [False, True] == metrics.top_k(logits, np.array([2, 2]), 2).tolist()
-
-
-def test_labels_beyond_the_model_are_refused() -> None:
-    with pytest.raises(PermanentError, match="labels go up to 7, the model has 3 classes"):
-        metrics.top_k(np.zeros((1, 3)), np.array([7]), 1)
-
-
-def test_distance_of_the_worst_sample() -> None:
-    found = metrics.distance([np.array([1.0, 0.0]), np.array([0.0, 2.0])], [[1.0, 0.0], [0.0, 1.0]])
-    assert found is not None
-    assert (1.0, 1.0, 2) == (found.cosine_min, found.max_abs_error, found.samples)
-    broken = metrics.distance([np.array([np.nan, 0.0])], [[1.0, 0.0]])
-    assert broken is not None
-    assert broken.metric("cosine").value == "NaN"
-
-
-@pytest.mark.parametrize(
-    "changes", [{"task": "detection", "metric": "map50"}, {"decoder": Decoder(kind="yolo")}, {"task": "outputs"}, {"metric": "miou"}]
-)
-def test_tasks_of_later_versions(changes: dict[str, Any]) -> None:
-    with pytest.raises(PermanentError, match="NotYetSupported"):
-        metrics.require_supported(Validation(uri="x").model_copy(update=changes))

@@ -165,8 +165,9 @@ def test_outputs_task_keeps_outputs_to_compare_with(bench: Bench) -> None:
     assert report.baseline_key is not None
     baseline = bench.records.baseline(report.baseline_key)
     assert baseline is not None
-    assert len(baseline.sample_outputs) == 400
-    assert len(baseline.sample_outputs[0]) == 4
+    (output,) = baseline.sample_outputs
+    assert ("scores", 4, 1, 400) == (output.name, output.size, output.step, len(output.values))
+    assert {"cosine": 1.0, "error": 0.0} == baseline.records[0]
 
 
 def test_cancelling_ends_the_quantizer(bench: Bench) -> None:

@@ -2,113 +2,205 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginefleet_api.documents import Answer, Latency, Metric
-from enginefleet_api.resources import AccuracyAcceptance, OperatingPoint, SpeedAcceptance
-from enginefleet_builder.gate.verdict import decide_verdict
+from enginefleet_api.documents import Accuracy, Answer, AtOperatingPoint, Latency, Part, Speedup
+from enginefleet_api.resources import AccuracyAcceptance, OperatingPoint, PythonMetric, SpeedAcceptance, Subgroups, Validation
+from enginefleet_builder.gate.verdict import decide, samples_needed
 
 PASS, FAIL, INCONCLUSIVE = Answer.PASS, Answer.FAIL, Answer.INCONCLUSIVE
 
 
-def metric(value: str, samples: int = 1000, **changes: Any) -> Metric:
-    classes = {"per_class": {"a": value, "b": value}, "class_samples": {"a": samples // 2, "b": samples // 2}}
-    return Metric.model_validate({"name": "top1", "value": value, "samples": samples} | classes | changes)
+def part(name: str, drop: str, upper: str | None = None, samples: int = 500, value: str = "0.960000") -> Part:
+    return Part(name=name, samples=samples, baseline="0.970000", value=value, drop=drop, drop_interval=bounds(drop, upper))
+
+
+def bounds(drop: str, upper: str | None) -> list[str]:
+    return [drop, drop if upper is None else upper]
+
+
+def accuracy(drop: str = "0.005000", upper: str | None = "0.008000", **changes: Any) -> Accuracy:
+    """Of an engine whose top1 fell by `drop` from 0.97, by at most `upper`."""
+    value = str(Decimal("0.970000") - Decimal(drop))
+    given = {"metric": "top1", "baseline": "0.970000", "value": value, "drop": drop, "samples": 1000}
+    return Accuracy.model_validate(given | {"drop_interval": bounds(drop, upper), "classes": [part("a", drop), part("b", drop)]} | changes)
+
+
+def gate(minimum: str | None = "0.95", max_drop: str | None = "0.01", *, of: dict[str, Any] | None = None, **changes: Any) -> Validation:
+    acceptance = AccuracyAcceptance.model_validate({"minimum": minimum, "max_drop": max_drop, **(of or {})})
+    return Validation.model_validate({"uri": "s3://b/v.npz", "acceptance": acceptance} | changes)
+
+
+def detector(drop: str, upper: str, shift: str | None = "-0.200000") -> Accuracy:
+    point = AtOperatingPoint(
+        confidence="0.35", baseline_recall="0.900000", recall="0.850000", recall_drop=drop, drop_interval=[drop, upper], score_shift=shift
+    )
+    return accuracy(metric="map50", operating_point=point)
 
 
 def speed(p95: str = "5.000", throughput: str = "200.0", batch: int = 1) -> list[Latency]:
     return [Latency(batch=batch, p50="4.000", p95=p95, p99="9.000", throughput=throughput, iterations=200)]
 
 
-BOTH = AccuracyAcceptance(minimum="0.95", max_drop="0.01")
-GOOD: dict[str, Any] = {"baseline": metric("0.970000"), "candidate": metric("0.965000"), "acceptance": BOTH, "min_samples": 200}
+def faster(speedup: str, low: str) -> Speedup:
+    return Speedup(batch=1, speedup=speedup, interval=[low, "9.000"], partner=speed()[0], engine=speed()[0], blocks=20)
+
+
+NIGHT = Subgroups(column="scene", required=["night"])
+POINT = {"operating_point": OperatingPoint(confidence="0.35", max_recall_drop="0.01")}
+DETECTION: dict[str, Any] = {"task": "detection", "metric": "map50"}
+ONLY_CLASSES: dict[str, Any] = {"max_drop": None, "of": {"max_drop_per_class": "0.05"}}
 
 TABLE: list[tuple[str, dict[str, Any], Answer, str]] = [
     ("passes when every threshold is met", {}, PASS, "top1 0.9650 is at least the minimum 0.9500"),
     (
-        "passes at exactly the allowed drop",
-        {"candidate": metric("0.960000")},
+        "passes when the interval is within what is allowed",
+        {},
         PASS,
-        "top1 fell by 0.0100, allowed 0.0100",
+        "fell by 0.0050, with 95 % confidence by at most 0.0080, allowed 0.0100",
     ),
-    ("passes at exactly the minimum", {"candidate": metric("0.950000"), "baseline": metric("0.950000")}, PASS, "at least the minimum"),
+    ("passes at exactly the allowed upper end", {"accuracy": accuracy(upper="0.010000")}, PASS, "at most 0.0100, allowed 0.0100"),
+    ("passes without any doubt when nothing differs", {"accuracy": accuracy("0.000000", "0.000000")}, PASS, "fell by 0.0000"),
+    ("passes at exactly the minimum", {"accuracy": accuracy("0.000000", "0.000000", value="0.950000")}, PASS, "at least the minimum"),
     (
-        "fails below the minimum",
-        {"candidate": metric("0.912000"), "baseline": metric("0.912000")},
-        FAIL,
-        "top1 0.9120 is below the minimum 0.9500",
+        "says when the interval of the value begins below the minimum",
+        {"accuracy": accuracy(interval=["0.944000", "0.980000"])},
+        PASS,
+        "is at least the minimum 0.9500 (its 95 % interval begins at 0.9440)",
     ),
+    ("fails below the minimum", {"accuracy": accuracy(value="0.912000")}, FAIL, "top1 0.9120 is below the minimum 0.9500"),
     (
         "fails when it fell too far",
-        {"candidate": metric("0.957000"), "baseline": metric("0.988000")},
+        {"accuracy": accuracy("0.031000", "0.040000", value="0.957000", baseline="0.988000")},
         FAIL,
         "top1 fell by 0.0310, allowed 0.0100 (baseline 0.9880, engine 0.9570)",
     ),
-    ("a better engine passes", {"candidate": metric("0.990000")}, PASS, "top1 fell by 0.0000"),
-    ("is inconclusive without a validation set", {"candidate": None}, INCONCLUSIVE, "accuracy was not measured"),
-    ("is inconclusive without a baseline", {"baseline": None}, INCONCLUSIVE, "there is no FP32 baseline"),
+    (
+        "is inconclusive when more than is allowed is possible, and says how many samples would tell",
+        {"accuracy": accuracy("0.005000", "0.015000", samples=400)},
+        INCONCLUSIVE,
+        "but 400 samples leave 0.0150 possible: about 1600 would tell (set minSamples to it)",
+    ),
+    (
+        "is inconclusive for a drop of exactly what is allowed, which no number of samples tells from a larger one",
+        {"accuracy": accuracy("0.010000", "0.015000")},
+        INCONCLUSIVE,
+        "cannot be told from a larger one",
+    ),
+    ("is inconclusive when the interval is unknown", {"accuracy": accuracy(drop_interval=[])}, INCONCLUSIVE, "its interval is unknown"),
+    ("a better engine passes", {"accuracy": accuracy("-0.020000", "-0.010000")}, PASS, "top1 fell by 0.0000"),
+    ("is inconclusive without a validation set", {"accuracy": None}, INCONCLUSIVE, "accuracy was not measured"),
+    ("is inconclusive without a baseline", {"accuracy": accuracy(baseline=None)}, INCONCLUSIVE, "there is no FP32 baseline"),
     (
         "is inconclusive with too few samples, however good",
-        {"candidate": metric("1.000000", 199), "baseline": metric("1.000000", 199)},
+        {"accuracy": accuracy("0.000000", samples=199)},
         INCONCLUSIVE,
         "199 samples, the minimum is 200",
     ),
-    ("is inconclusive with NaN outputs", {"candidate": metric("NaN")}, INCONCLUSIVE, "top1 of the engine is NaN"),
-    ("is inconclusive with a NaN baseline", {"baseline": metric("NaN")}, INCONCLUSIVE, "top1 of the baseline is NaN"),
-    ("is inconclusive with infinite numbers", {"candidate": metric("Infinity")}, INCONCLUSIVE, "Infinity"),
-    ("is inconclusive with a number that is none", {"candidate": metric("high")}, INCONCLUSIVE, "high"),
     (
-        "is inconclusive when both were measured on unlike samples",
-        {"candidate": metric("0.97", 500)},
-        INCONCLUSIVE,
-        "measured on 500 samples, the baseline on 1000",
+        "fails with NaN outputs where FP32 has none",
+        {"accuracy": accuracy(value="NaN", broken=3)},
+        FAIL,
+        "NaN or infinite values for 3 of 1000 samples, those of FP32 do not",
     ),
-    ("is inconclusive for unlike metrics", {"baseline": metric("0.97", name="top5")}, INCONCLUSIVE, "the baseline measured top5"),
-    ("is inconclusive without any threshold", {"acceptance": AccuracyAcceptance()}, INCONCLUSIVE, "no threshold is set"),
+    ("is inconclusive when the value is unknown", {"accuracy": accuracy(value="NaN")}, INCONCLUSIVE, "top1 of the engine is NaN"),
+    ("is inconclusive with a NaN baseline", {"accuracy": accuracy(baseline="NaN")}, INCONCLUSIVE, "top1 of the baseline is NaN"),
+    ("is inconclusive with a number that is none", {"accuracy": accuracy(value="high")}, INCONCLUSIVE, "high"),
+    ("is inconclusive without any threshold", {"validation": gate(None, None)}, INCONCLUSIVE, "no threshold is set"),
     (
         "is inconclusive when a required class is missing",
-        {"required_classes": ["a", "scratch"]},
+        {"validation": gate(required_classes=["a", "scratch"])},
         INCONCLUSIVE,
-        "required class scratch has 0 samples, the minimum is 10",
+        "required class scratch has 0 instances, the minimum is 10",
+    ),
+    (
+        "asks for as many instances of a required class as the spec says",
+        {"validation": gate(required_classes=["a"], min_instances=501)},
+        INCONCLUSIVE,
+        "required class a has 500 instances, the minimum is 501",
     ),
     (
         "fails when a required class fell too far",
-        {
-            "acceptance": AccuracyAcceptance(minimum="0.9", max_drop_per_class="0.05"),
-            "candidate": metric("0.965000", per_class={"a": "0.900000", "b": "0.970000"}),
-            "required_classes": ["a"],
-        },
+        {"validation": gate(required_classes=["a"], **ONLY_CLASSES), "accuracy": accuracy(classes=[part("a", "0.070000"), part("b", "0")])},
         FAIL,
         "top1 of class a fell by 0.0700, allowed 0.0500",
     ),
     (
+        "is inconclusive when a class may have fallen too far",
+        {"validation": gate(**ONLY_CLASSES), "accuracy": accuracy(classes=[part("a", "0.020000", "0.080000", 100), part("b", "0")])},
+        INCONCLUSIVE,
+        "class a fell by 0.0200, allowed 0.0500, but 100 instances leave 0.0800 possible: about 400 would tell, or a wider maxDropPerClass",
+    ),
+    (
         "only reports a class that is not required",
-        {
-            "acceptance": AccuracyAcceptance(minimum="0.9", max_drop_per_class="0.05"),
-            "candidate": metric("0.965000", per_class={"a": "0.500000", "b": "0.970000"}),
-            "required_classes": ["b"],
-        },
+        {"validation": gate(required_classes=["b"], **ONLY_CLASSES), "accuracy": accuracy(classes=[part("a", "0.4"), part("b", "0")])},
         PASS,
-        "at least the minimum",
+        "top1 of each class that is judged (1 of 2) is within its thresholds",
     ),
     (
         "does not judge classes of a handful of samples, and says so when there are no others",
-        {
-            "acceptance": AccuracyAcceptance(minimum="0.9", max_drop_per_class="0.05"),
-            "candidate": metric("0.965000", class_samples={"a": 9, "b": 3}),
-        },
+        {"validation": gate(**ONLY_CLASSES), "accuracy": accuracy(classes=[part("a", "0", samples=9), part("b", "0", samples=3)])},
         INCONCLUSIVE,
-        "no class has the 10 samples",
+        "no class has the 10 instances",
+    ),
+    (
+        "fails when a class is below its minimum",
+        {"validation": gate(of={"minimum_per_class": "0.9"}), "accuracy": accuracy(classes=[part("a", "0", value="0.880000")])},
+        FAIL,
+        "top1 of class a 0.8800 is below the minimum 0.9000",
+    ),
+    (
+        "fails when a subgroup fell too far, whatever the whole did",
+        {
+            "validation": gate(of={"max_drop_per_subgroup": "0.02"}, subgroups=NIGHT),
+            "accuracy": accuracy(groups=[part("day", "0"), part("night", "0.050000")]),
+        },
+        FAIL,
+        "top1 of subgroup night fell by 0.0500, allowed 0.0200",
+    ),
+    (
+        "fails when a subgroup is below its minimum",
+        {
+            "validation": gate(of={"minimum_per_subgroup": "0.9"}, subgroups=NIGHT),
+            "accuracy": accuracy(groups=[part("night", "0", value="0.700000")]),
+        },
+        FAIL,
+        "top1 of subgroup night 0.7000 is below the minimum 0.9000",
+    ),
+    (
+        "is inconclusive when a required subgroup has too few samples",
+        {"validation": gate(subgroups=NIGHT), "accuracy": accuracy(groups=[part("night", "0", samples=4)])},
+        INCONCLUSIVE,
+        "required subgroup night has 4 samples, the minimum is 10",
+    ),
+    (
+        "fails when recall fell at the operating point, though mAP did not",
+        {"validation": gate(of=POINT, **DETECTION), "accuracy": detector("0.050000", "0.060000")},
+        FAIL,
+        "recall at confidence 0.35 fell by 0.0500, allowed 0.0100 (baseline 0.9000, engine 0.8500); scores moved by -0.200000 in the median",
+    ),
+    (
+        "passes when recall at the operating point stays",
+        {"validation": gate(of=POINT, **DETECTION), "accuracy": detector("0.000000", "0.004000")},
+        PASS,
+        "recall at confidence 0.35 fell by 0.0000",
+    ),
+    (
+        "is inconclusive when the samples are too few for the operating point",
+        {"validation": gate(of=POINT, **DETECTION), "accuracy": detector("0.004000", "0.030000")},
+        INCONCLUSIVE,
+        "leave 0.0300 possible",
     ),
     (
         "cannot judge an operating point of a classifier",
-        {"acceptance": AccuracyAcceptance(minimum="0.9", operating_point=OperatingPoint(confidence="0.5"))},
+        {"validation": gate(of=POINT)},
         INCONCLUSIVE,
-        "operatingPoint",
+        "operatingPoint cannot be judged for top1",
     ),
     (
         "passes within the speed limit",
@@ -142,66 +234,130 @@ TABLE: list[tuple[str, dict[str, Any], Answer, str]] = [
     ),
     ("cannot judge a speed-up alone", {"speed": SpeedAcceptance(min_speedup="1.5")}, INCONCLUSIVE, "minSpeedup was not measured"),
     (
+        "passes when it is surely fast enough",
+        {"speed": SpeedAcceptance(min_speedup="1.5"), "speedup": faster("1.800", "1.700")},
+        PASS,
+        "1.8000 times as fast as FP32 at batch 1, at least the minimum 1.5000",
+    ),
+    (
+        "fails when it is not faster",
+        {"speed": SpeedAcceptance(min_speedup="1.5"), "speedup": faster("0.900", "0.800")},
+        FAIL,
+        "0.9000 times as fast as FP32 at batch 1, the minimum is 1.5000",
+    ),
+    (
+        "is inconclusive when times varied too much to tell",
+        {"speed": SpeedAcceptance(min_speedup="1.5"), "speedup": faster("1.600", "1.100")},
+        INCONCLUSIVE,
+        "but its 95 % interval begins at 1.1000",
+    ),
+    (
         "too slow fails even when accuracy is unknown",
-        {"candidate": None, "latency": speed("50.0"), "speed": SpeedAcceptance(p95="12ms")},
+        {"accuracy": None, "latency": speed("50.0"), "speed": SpeedAcceptance(p95="12ms")},
         FAIL,
         "above the limit",
     ),
     (
         "an error that rose too far fails",
         {
-            "baseline": metric("0.000000", name="max_abs_error"),
-            "candidate": metric("0.200000", name="max_abs_error"),
-            "acceptance": AccuracyAcceptance(max_drop="0.1"),
+            "accuracy": accuracy("0.200000", "0.200000", metric="max_abs_error", baseline="0.000000", value="0.200000"),
+            "validation": gate(None, "0.1", task="outputs", metric="max_abs_error"),
         },
         FAIL,
         "max_abs_error rose by 0.2000, allowed 0.1000",
     ),
     (
-        "a minimum has no meaning for an error",
-        {
-            "baseline": metric("0.000000", name="max_abs_error"),
-            "candidate": metric("0.200000", name="max_abs_error"),
-            "acceptance": AccuracyAcceptance(minimum="0.1"),
-        },
+        "a minimum of an error cannot be judged",
+        {"accuracy": accuracy(metric="max_abs_error"), "validation": gate("0.1", None, task="outputs", metric="max_abs_error")},
         INCONCLUSIVE,
         "use maxDrop",
+    ),
+    (
+        "a metric of one's own rises where the spec says that lower is better",
+        {
+            "accuracy": accuracy("0.500000", "0.600000", metric="python"),
+            "validation": gate(None, "0.1", metric="python", python=PythonMetric(code="x", higher_is_better=False)),
+        },
+        FAIL,
+        "python rose by 0.5000",
     ),
 ]
 
 
 @pytest.mark.parametrize(("changes", "answer", "text"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
 def test_verdict(changes: dict[str, Any], answer: Answer, text: str) -> None:
-    found, reasons = decide_verdict(**(GOOD | changes))
-    assert answer == found, reasons
-    assert any(text in reason for reason in reasons), reasons
+    given = {"accuracy": accuracy(), "validation": gate()} | changes
+    found = decide(given.pop("accuracy"), given.pop("validation"), **given)
+    assert answer == found.answer, found.reasons
+    assert any(text in reason for reason in found.reasons), found.reasons
 
 
-values = st.one_of(st.decimals(0, 1, places=6).map(str), st.sampled_from(["NaN", "Infinity", "-Infinity", "", "x"]))
-metrics = st.one_of(st.none(), st.builds(metric, values, st.integers(0, 2000)))
+def test_the_samples_that_are_needed_stand_beside_the_answer() -> None:
+    found = decide(accuracy("0.005000", "0.015000", samples=400), gate())
+    assert 1600 == found.needed
+    assert decide(accuracy(), gate()).needed is None
+
+
+NUMBERS = st.decimals(0, 1, places=6)
+values = st.one_of(NUMBERS.map(str), st.sampled_from(["NaN", "Infinity", "-Infinity", "", "x"]))
+intervals = st.one_of(st.just([]), st.lists(values, min_size=2, max_size=2))
 thresholds = st.one_of(st.none(), st.decimals(0, 1, places=3).map(str))
-acceptances = st.builds(AccuracyAcceptance, minimum=thresholds, max_drop=thresholds, max_drop_per_class=thresholds)
+accuracies = st.one_of(
+    st.none(),
+    st.builds(
+        Accuracy,
+        metric=st.just("top1"),
+        baseline=st.none() | values,
+        value=values,
+        drop=st.none() | values,
+        samples=st.integers(0, 2000),
+        drop_interval=intervals,
+        broken=st.none() | st.integers(1, 3),
+    ),
+)
 
 
-@given(metrics, metrics, acceptances, st.integers(1, 1000))
-def test_a_pass_is_always_proven(baseline: Metric | None, candidate: Metric | None, acceptance: AccuracyAcceptance, minimum: int) -> None:
-    """Whatever comes in, Pass means: finite numbers, enough samples, the same samples, every threshold met; and every answer has a reason."""
-    answer, reasons = decide_verdict(baseline, candidate, acceptance, minimum)
-    assert reasons
-    if answer != PASS:
+@given(accuracies, thresholds, thresholds, thresholds, st.integers(1, 1000))
+def test_a_pass_is_always_proven(
+    found: Accuracy | None, minimum: str | None, max_drop: str | None, per_class: str | None, least: int
+) -> None:
+    """Whatever comes in, Pass means: finite numbers, enough samples, every threshold met; and every answer has a reason."""
+    decision = decide(found, gate(minimum, max_drop, of={"max_drop_per_class": per_class}, min_samples=least))
+    assert decision.reasons
+    if decision.answer != PASS:
         return
-    assert baseline is not None
-    assert candidate is not None
-    assert minimum <= candidate.samples == baseline.samples
-    value, before = float(candidate.value), float(baseline.value)
-    assert acceptance.minimum is not None or acceptance.max_drop is not None
-    assert acceptance.minimum is None or value >= float(acceptance.minimum)
-    assert acceptance.max_drop is None or before - value <= float(acceptance.max_drop) + 1e-9
+    assert found is not None
+    assert found.value is not None
+    assert found.baseline is not None
+    assert not found.broken
+    assert least <= found.samples
+    assert per_class is None, "there are no classes to meet it"
+    assert minimum is not None or max_drop is not None
+    assert minimum is None or float(found.value) >= float(minimum)
+    if max_drop is not None:
+        assert found.drop is not None
+        assert float(found.drop) <= float(max_drop)
+        assert float(found.drop_interval[1]) <= float(max_drop)
 
 
-@given(st.decimals(0, 1, places=6), st.decimals(0, 1, places=6))
-def test_a_worse_engine_never_gets_a_better_answer(first: Any, second: Any) -> None:
+@given(NUMBERS, NUMBERS, NUMBERS, NUMBERS)
+def test_a_worse_engine_never_gets_a_better_answer(first: Decimal, second: Decimal, width: Decimal, more: Decimal) -> None:
+    """A greater drop, a lower value and a wider interval: none makes the answer better."""
     rank = {FAIL: 0, INCONCLUSIVE: 1, PASS: 2}
     low, high = sorted((first, second))
-    answers = [decide_verdict(metric("0.970000"), metric(str(value)), BOTH, 200)[0] for value in (low, high)]
-    assert rank[answers[0]] <= rank[answers[1]]
+    better = decide(accuracy(str(low), str(low + width)), gate())
+    worse = decide(accuracy(str(high), str(high + width + more)), gate())
+    assert rank[worse.answer] <= rank[better.answer]
+
+
+@given(st.integers(10, 10**6), NUMBERS, NUMBERS, NUMBERS)
+def test_more_samples_are_needed_than_there_are(samples: int, drop: Decimal, width: Decimal, allowed: Decimal) -> None:
+    upper = drop + width
+    needed = samples_needed(samples, drop, upper, allowed)
+    if drop < allowed < upper:
+        assert needed is not None
+        assert needed >= samples
+        # with that many the interval's upper end would lie within what is allowed
+        assert float(drop) + float(upper - drop) * (samples / needed) ** 0.5 <= float(allowed) + 1e-9
+    elif drop >= allowed:
+        assert needed is None

@@ -66,8 +66,9 @@ def _report(work: Work, engine: Engine, verdict: Verdict) -> BuildReport:
         adopted=engine.adopted,
         answer=verdict.answer,
         reasons=verdict.reasons,
-        accuracy=verdict.accuracy,
+        accuracy=verdict.accuracy and verdict.accuracy.headline(),
         latency=verdict.latency,
+        speedup=verdict.speedup and verdict.speedup.speedup,
         durations=work.durations,
         warnings=work.warnings,
     )

@@ -7,3 +7,4 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.generic]
 FloatArray = NDArray[np.float32]
+Floats64 = NDArray[np.float64]

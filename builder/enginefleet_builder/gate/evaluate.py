@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-
-import numpy as np
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from enginefleet_api.documents import TensorSpec
 from enginefleet_api.errors import PermanentError
 from enginefleet_api.resources import InputSpec
 
 from .arrays import Array
-from .datasets import Dataset
+from .samples import Dataset
 
 PREFERRED_BATCH = 16
 """Samples a run where the model leaves it open: calibrating one by one takes three times as long."""
@@ -46,21 +45,51 @@ def batches(indices: Sequence[int], inputs: Sequence[TensorSpec], profiles: Sequ
     return [(chunk + [chunk[-1]] * (low - len(chunk)), len(chunk)) for chunk in chunks]
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """One sample's outputs by name, without the batch axis, and the shape of its first input."""
+
+    index: int
+    outputs: Mapping[str, Array]
+    shape: tuple[int, ...]
+
+
 def evaluate(
     run: Run, dataset: Dataset, indices: Sequence[int], inputs: Sequence[TensorSpec], profiles: Sequence[InputSpec], shown: Shown
-) -> Array:
-    """The model's first output for each index: shape (len(indices), …). Raises PermanentError `OutputsMismatch`."""
-    parts: list[Array] = []
-    done = 0
+) -> Iterator[Evaluated]:
+    """Each sample of `indices` in turn: no more than a batch is held. Raises PermanentError `OutputsMismatch`.
+
+    Outputs of some detectors have no batch axis but one of boxes: such a model is run sample by sample.
+    """
+    singly, done = False, 0
     for chunk, counted in batches(indices, inputs, profiles):
-        name, output = next(iter(run(dataset.feed(chunk, inputs)).items()))
-        if output.dtype.kind not in "fiub" or output.ndim < 1 or output.shape[0] != len(chunk):
-            found = f"output {name!r} is {output.dtype} of shape {list(output.shape)} for {len(chunk)} samples"
-            raise PermanentError("OutputsMismatch", f"{found}, expected numbers with the samples as first axis.", "Correct the model.")
-        parts.append(output[:counted])
+        feeds = dataset.feed(chunk, inputs)
+        parts = _apart(feeds) if singly else [feeds]
+        results = [run(part) for part in parts]
+        if len(parts) == 1 < len(chunk) and any(output.ndim < 1 or len(output) != len(chunk) for output in results[0].values()):
+            if batch_bounds(inputs, profiles)[0] > 1:
+                shapes = {name: list(output.shape) for name, output in results[0].items()}
+                message = f"outputs {shapes} do not have the {len(chunk)} samples as first axis, and the model takes no single ones."
+                raise PermanentError("OutputsMismatch", message, "Export the model with batch size 1.")
+            singly, parts = True, _apart(feeds)
+            results = [run(part) for part in parts]
+        size = len(chunk) // len(parts)
+        for place, index in enumerate(chunk[:counted]):
+            result = results[place // size]
+            rows = {name: _row(name, output, place % size, size) for name, output in result.items()}
+            yield Evaluated(index, rows, next(iter(feeds.values())).shape[1:])
         done += counted
         shown(done, len(indices))
-    if len({part.shape[1:] for part in parts}) > 1:
-        shapes = sorted({str(list(part.shape[1:])) for part in parts})
-        raise PermanentError("OutputsMismatch", f"the first output changes its shape between samples: {shapes}.", "Fix its shape.")
-    return np.concatenate(parts)
+
+
+def _apart(feeds: Mapping[str, Array]) -> list[dict[str, Array]]:
+    return [{name: feed[row : row + 1] for name, feed in feeds.items()} for row in range(len(next(iter(feeds.values()))))]
+
+
+def _row(name: str, output: Array, place: int, size: int) -> Array:
+    if output.dtype.kind not in "fiub":
+        raise PermanentError("OutputsMismatch", f"output {name!r} is {output.dtype}, expected numbers.", "Correct the model.")
+    if size == 1 and (output.ndim < 1 or len(output) != 1):
+        return output
+    row: Array = output[place]
+    return row

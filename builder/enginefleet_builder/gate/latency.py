@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from enginefleet_api.documents import Latency, TensorSpec
+from enginefleet_api.documents import Latency, Speedup, TensorSpec
 from enginefleet_api.errors import PermanentError
 from enginefleet_api.resources import InputSpec
 
+from ..backends.base import Session
 from .arrays import Array
-from .datasets import Dataset
+from .bootstrap import REPLICATES, interval
 from .evaluate import batch_bounds
+from .samples import Dataset
+
+Feeds: TypeAlias = Mapping[str, Array]
 
 WARM_UP = 20
 """Runs before measuring: caches, thread pools and clocks come up."""
@@ -53,3 +58,41 @@ def summarize(batch: int, times: NDArray[np.float64]) -> Latency:
     p50, p95, p99 = (f"{value * 1000:.3f}" for value in np.percentile(counted, [50, 95, 99]))
     rate = batch * len(counted) / float(counted.sum())
     return Latency(batch=batch, p50=p50, p95=p95, p99=p99, throughput=f"{rate:.1f}", iterations=len(counted))
+
+
+BLOCKS = 20
+"""Pairs of blocks in which two engines are measured in turns: what heats up or is busy slows both."""
+BLOCK_RUNS = 10
+
+
+def measure_in_turns(batch: int, engine: Session, partner: Session, feeds: Feeds, partner_feeds: Feeds, seed: int) -> Speedup:
+    """How much faster the engine is than its partner: who begins changes with each pair of blocks."""
+    runs: dict[str, list[NDArray[np.float64]]] = {"engine": [], "partner": []}
+    sides = [("engine", engine, feeds), ("partner", partner, partner_feeds)]
+    for _, session, arrays in sides:
+        session.timings(arrays, warm_up=WARM_UP, iterations=1, seconds=0)
+    for block in range(BLOCKS):
+        for name, session, arrays in sides if block % 2 == 0 else reversed(sides):
+            # the first run after a pause finds cold caches
+            runs[name].append(session.timings(arrays, warm_up=1, iterations=BLOCK_RUNS, seconds=0))
+    return compare_blocks(batch, runs["engine"], runs["partner"], seed)
+
+
+def compare_blocks(batch: int, engine: Sequence[NDArray[np.float64]], partner: Sequence[NDArray[np.float64]], seed: int) -> Speedup:
+    """`engine`, `partner`: seconds of each run, by block; blocks of the same number belong together. Their ratios are bootstrapped."""
+    ratios = np.array([np.median(theirs) / np.median(mine) for mine, theirs in zip(engine, partner, strict=True)])
+    drawn = np.random.default_rng(seed).integers(len(ratios), size=(REPLICATES, len(ratios)))
+    bounds = interval(np.median(ratios[drawn], axis=1))
+    return Speedup(
+        batch=batch,
+        speedup=f"{np.median(ratios):.3f}",
+        interval=[] if bounds is None else [f"{bound:.3f}" for bound in bounds],
+        partner=summarize(batch, np.concatenate(partner)),
+        engine=summarize(batch, np.concatenate(engine)),
+        blocks=len(ratios),
+    )
+
+
+def itself(latency: Latency) -> Speedup:
+    """Of an engine that is its own partner: the model in FP32."""
+    return Speedup(batch=latency.batch, speedup="1.000", interval=["1.000", "1.000"], partner=latency, engine=latency, blocks=0)

@@ -1,34 +1,24 @@
-"""Accuracy of classifiers and distance between outputs, as decimal text with what it was computed from."""
+"""Numbers as decimal text, and how far outputs lie from the baseline's."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from enginefleet_api.documents import Metric
+from enginefleet_api.documents import Baseline, KeptOutput
 from enginefleet_api.errors import PermanentError
-from enginefleet_api.resources import Validation
 
 from .arrays import Array
 
 DIGITS = 6
 """Decimals of every metric's text: thresholds are compared as decimals, so that a drop of exactly the allowed 0.01 passes."""
-TOP = {"top1": 1, "top5": 5}
-DISTANCES = ("cosine", "max_abs_error")
-
-
-def require_supported(validation: Validation) -> None:
-    """Raises PermanentError `NotYetSupported` for tasks, metrics and decoders that this version does not judge."""
-    metrics = {"classification": tuple(TOP), "outputs": DISTANCES}.get(validation.task, ())
-    if validation.metric not in metrics or validation.decoder.kind != "logits":
-        asked = f"task {validation.task} with metric {validation.metric} and decoder {validation.decoder.kind}"
-        known = "classification (top1, top5) and outputs (cosine, max_abs_error), both with decoder logits"
-        raise PermanentError("NotYetSupported", f"{asked} is not supported yet; supported are {known}.", "Change spec.validation.")
+KEPT_NUMBERS = 2_000_000
+"""Bound of all kept outputs of a baseline: about 20 MB of JSON."""
 
 
 def text(value: float) -> str:
@@ -45,70 +35,67 @@ def number(value: str | None) -> Decimal | None:
     return parsed if parsed is not None and parsed.is_finite() else None
 
 
-def scores(outputs: Array) -> NDArray[np.float64]:
-    """A classifier's output (N, C), or (N, C, 1, 1), as float64 (N, C). Raises PermanentError `OutputsMismatch`."""
-    if outputs.ndim < 2 or math.prod(outputs.shape[2:]) != 1:
-        found = f"the first output has shape {list(outputs.shape)}, expected [samples, classes]"
-        raise PermanentError("OutputsMismatch", f"{found}.", "Use a classifier whose first output holds one score a class.")
-    return outputs.reshape(outputs.shape[0], outputs.shape[1]).astype(np.float64)
+def chosen(outputs: Mapping[str, Array], names: Sequence[str]) -> Array:
+    """The output that is judged: the one that decoder.outputs names, else the first. Raises PermanentError `OutputsMismatch`."""
+    name = names[0] if names else next(iter(outputs))
+    if name not in outputs:
+        raise PermanentError("OutputsMismatch", f"the model has no output {name!r}, it has {sorted(outputs)}.", "Correct decoder.outputs.")
+    return outputs[name]
 
 
-def top_k(logits: NDArray[np.float64], labels: NDArray[np.int64], k: int) -> NDArray[np.bool_]:
-    """Which samples have their label among the k highest scores; of equal scores the lower class counts first. Shape (N,)."""
-    if len(labels) and int(labels.max()) >= logits.shape[1]:
-        found = f"labels go up to {int(labels.max())}, the model has {logits.shape[1]} classes"
-        raise PermanentError("DataSetMismatch", f"{found}.", "Use the validation set that belongs to this model.")
-    best = np.argsort(-logits, axis=1, kind="stable")[:, :k]
-    return np.asarray((best == labels[:, None]).any(axis=1))
+def keep(rows: Sequence[Mapping[str, Array]]) -> list[KeptOutput]:
+    """Outputs of some samples for a baseline: all that have the same shape in each, thinned evenly where they are too many."""
+    kept = [name for name in (rows[0] if rows else {}) if rows[0][name].size and len({row[name].shape for row in rows}) == 1]
+    numbers = sum(rows[0][name].size for name in kept) * len(rows)
+    step = max(1, math.ceil(numbers / KEPT_NUMBERS))
+    return [
+        KeptOutput(name=name, size=rows[0][name].size, step=step, values=[_exact(np.ravel(row[name])[::step]) for row in rows])
+        for name in kept
+    ]
 
 
-def classification(name: str, correct: NDArray[np.bool_], labels: NDArray[np.int64], classes: Sequence[str], finite: bool = True) -> Metric:
-    """Share of correct samples, in all and by class. `finite` False: an output was NaN or infinite, and so is the value."""
-    samples = len(correct)
-    hits = int(correct.sum())
-    per_class, class_samples = {}, {}
-    for label in np.unique(labels):
-        mine = labels == label
-        class_name = classes[label] if label < len(classes) else str(label)
-        per_class[class_name] = text(float(correct[mine].mean()))
-        class_samples[class_name] = int(mine.sum())
-    value = text(hits / samples) if samples and finite else "NaN"
-    interval = [text(bound) for bound in wilson(hits, samples)] if samples and finite else []
-    return Metric(name=name, value=value, samples=samples, per_class=per_class, class_samples=class_samples, interval=interval)
-
-
-def wilson(hits: int, samples: int, z: float = 1.959964) -> tuple[float, float]:
-    """The 95 % Wilson score interval of a share."""
-    share = hits / samples
-    centre = share + z * z / (2 * samples)
-    spread = z * math.sqrt(share * (1 - share) / samples + z * z / (4 * samples * samples))
-    scale = 1 + z * z / samples
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+def _exact(values: Array) -> list[float]:
+    """Float32 numbers in their shortest form that reads back the same."""
+    return [float(str(value)) for value in values.astype(np.float32)]
 
 
 @dataclass(frozen=True, slots=True)
-class Distance:
-    """How far outputs lie from the baseline's: the worst sample counts."""
+class Reference:
+    """The baseline's outputs, by sample and name."""
 
-    cosine_min: float
-    max_abs_error: float
-    samples: int
+    rows: Mapping[int, Mapping[str, NDArray[np.float32]]]
+    steps: Mapping[str, tuple[int, int]]
+    """Name → (numbers a sample, step)."""
 
-    def metric(self, name: str) -> Metric:
-        return Metric(name=name, value=text(self.cosine_min if name == "cosine" else self.max_abs_error), samples=self.samples)
+    @classmethod
+    def of(cls, baseline: Baseline) -> Reference:
+        rows = {
+            index: {output.name: np.array(output.values[row], np.float32) for output in baseline.sample_outputs}
+            for row, index in enumerate(baseline.sample_indices)
+        }
+        return cls(rows, {output.name: (output.size, output.step) for output in baseline.sample_outputs})
 
+    def distance(self, outputs: Mapping[str, Array], index: int, names: Sequence[str] = ()) -> tuple[float, float] | None:
+        """(least cosine, largest error) over the outputs, of all or of `names`; NaN where shapes differ or a value is not finite.
 
-def distance(outputs: Sequence[Array], reference: Sequence[Sequence[float]]) -> Distance | None:
-    """Distance of each output (flattened) to its reference; None without samples; NaN when sizes differ or a value is not finite."""
-    if not outputs or len(outputs) != len(reference):
-        return None
-    cosines, errors = [], []
-    for output, wanted in zip(outputs, reference, strict=True):
-        a, b = np.ravel(output).astype(np.float64), np.asarray(wanted, np.float64)
-        if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
-            return Distance(math.nan, math.nan, len(outputs))
+        None: nothing was kept of this sample.
+        """
+        wanted = {name: row for name, row in self.rows.get(index, {}).items() if not names or name in names}
+        if not wanted:
+            return None
+        pairs = [self._distance(outputs.get(name), row, *self.steps[name]) for name, row in wanted.items()]
+        if any(map(math.isnan, (number for pair in pairs for number in pair))):
+            return math.nan, math.nan
+        return min(cosine for cosine, _ in pairs), max(error for _, error in pairs)
+
+    @staticmethod
+    def _distance(output: Array | None, wanted: NDArray[np.float32], size: int, step: int) -> tuple[float, float]:
+        if output is None or output.size != size:
+            return math.nan, math.nan
+        a, b = np.ravel(output)[::step].astype(np.float32).astype(np.float64), wanted.astype(np.float64)
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            return math.nan, math.nan
         lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
-        # Two zero outputs agree; a zero output against another has no direction in common.
-        cosines.append(float(a @ b) / lengths if lengths else float(np.array_equal(a, b)))
-        errors.append(float(np.abs(a - b).max(initial=0.0)))
-    return Distance(min(cosines), max(errors), len(outputs))
+        # two zero outputs agree; a zero output against another has no direction in common
+        cosine = min(1.0, float(a @ b) / lengths) if lengths else float(np.array_equal(a, b))
+        return cosine, float(np.abs(a - b).max(initial=0.0))

@@ -1,121 +1,228 @@
-"""The answer of the gate: a pure function of measured numbers and what was asked for.
+"""The answer of the gate: a pure function of measured numbers and what was asked for. docs/gate.md explains it with numbers.
 
-Fail needs a number beyond its threshold; Pass needs every threshold that was set to be met by known numbers. All else is Inconclusive:
-missing or too few data, NaN, a required class that is missing, a threshold that this task cannot be judged by.
+A drop passes when the upper end of its 95 % interval is within what is allowed, fails when the drop itself is beyond it, and is Inconclusive in
+between: these samples cannot tell it from noise. A minimum is judged by the value alone: it says what must be reached on this data set. All
+that is unknown is Inconclusive, never Pass: missing or too few data, a required class that is missing, a threshold that this task cannot be
+judged by. Outputs that are NaN where FP32's are not fail: nothing will cure them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from decimal import Decimal
 
 from enginefleet_api.base import seconds
-from enginefleet_api.documents import Answer, Latency, Metric
-from enginefleet_api.resources import AccuracyAcceptance, SpeedAcceptance
+from enginefleet_api.documents import Accuracy, Answer, AtOperatingPoint, Latency, Part, Speedup
+from enginefleet_api.resources import SpeedAcceptance, Validation
 
-from .metrics import DISTANCES, number
-
-MIN_CLASS_SAMPLES = 10
-"""Below this many samples a class's share says nothing: a required one is inconclusive, others are not judged."""
+from .metrics import number
 
 Finding = tuple[Answer, str]
 PASS, FAIL, INCONCLUSIVE = Answer.PASS, Answer.FAIL, Answer.INCONCLUSIVE
+RISING = ("max_abs_error",)
+"""Metrics that are better when lower; so is a user's own when it says so."""
 
 
-def decide_verdict(
-    baseline: Metric | None,
-    candidate: Metric | None,
-    acceptance: AccuracyAcceptance,
-    min_samples: int,
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`reasons`: one sentence each, with the numbers. `needed`: samples that would tell, where these are too few."""
+
+    answer: Answer
+    reasons: list[str]
+    needed: int | None = None
+
+
+@dataclass(slots=True)
+class _Needs:
+    samples: list[int] = field(default_factory=list)
+
+
+def decide(
+    accuracy: Accuracy | None,
+    validation: Validation | None,
     *,
-    required_classes: Sequence[str] = (),
     latency: Sequence[Latency] = (),
+    speedup: Speedup | None = None,
     speed: SpeedAcceptance | None = None,
-) -> tuple[Answer, list[str]]:
-    """(answer, reasons): one sentence a reason, with the numbers. `baseline` and `candidate` are of the same samples."""
-    findings = list(_accuracy(baseline, candidate, acceptance, min_samples, required_classes)) + list(_speed(latency, speed))
+) -> Decision:
+    needs = _Needs()
+    findings = [*_accuracy(accuracy, validation, needs), *_speed(latency, speedup, speed)]
     answers = {answer for answer, _ in findings}
     answer = FAIL if FAIL in answers else INCONCLUSIVE if INCONCLUSIVE in answers or PASS not in answers else PASS
     order = {FAIL: 0, INCONCLUSIVE: 1, PASS: 2}
-    return answer, [reason for _, reason in sorted(findings, key=lambda finding: order[finding[0]])]
+    reasons = [reason for _, reason in sorted(findings, key=lambda finding: order[finding[0]])]
+    return Decision(answer, reasons, max(needs.samples, default=None))
 
 
-def _accuracy(
-    baseline: Metric | None, candidate: Metric | None, acceptance: AccuracyAcceptance, min_samples: int, required: Sequence[str]
-) -> Iterator[Finding]:
-    if candidate is None:
+def _accuracy(found: Accuracy | None, validation: Validation | None, needs: _Needs) -> Iterator[Finding]:
+    if found is None or validation is None:
         yield INCONCLUSIVE, "accuracy was not measured: there is no validation set"
         return
-    if baseline is None:
+    if found.baseline is None:
         yield INCONCLUSIVE, "there is no FP32 baseline to compare with"
         return
-    name = candidate.name
-    value, wanted = number(candidate.value), number(baseline.value)
-    if baseline.name != name:
-        yield INCONCLUSIVE, f"the baseline measured {baseline.name}, the engine {name}"
-    elif candidate.samples != baseline.samples:
-        yield INCONCLUSIVE, f"{name} was measured on {candidate.samples} samples, the baseline on {baseline.samples}"
-    elif candidate.samples < max(1, min_samples):
-        yield INCONCLUSIVE, f"{name} was measured on {candidate.samples} samples, the minimum is {max(1, min_samples)}"
+    name, acceptance = found.metric, validation.acceptance
+    value, wanted = number(found.value), number(found.baseline)
+    least = max(1, validation.min_samples)
+    if found.broken:
+        yield FAIL, f"outputs of the engine hold NaN or infinite values for {found.broken} of {found.samples} samples, those of FP32 do not"
+    elif found.samples < least:
+        yield INCONCLUSIVE, f"{name} was measured on {found.samples} samples, the minimum is {least}"
     elif value is None:
-        yield INCONCLUSIVE, f"{name} of the engine is {candidate.value}: its outputs hold NaN or infinite values"
+        yield INCONCLUSIVE, f"{name} of the engine is {found.value}"
     elif wanted is None:
-        yield INCONCLUSIVE, f"{name} of the baseline is {baseline.value}"
+        yield INCONCLUSIVE, f"{name} of the baseline is {found.baseline}"
     elif acceptance.minimum is None and acceptance.max_drop is None:
         yield INCONCLUSIVE, f"no threshold is set: acceptance has neither minimum nor maxDrop for {name} {_short(value)}"
     else:
-        yield from _overall(name, value, wanted, acceptance)
-        yield from _classes(name, baseline, candidate, acceptance, required)
-        if acceptance.operating_point is not None:
-            yield INCONCLUSIVE, f"operatingPoint cannot be judged for {name}"
+        yield from _overall(found, value, validation, needs)
+        yield from _parts("class", found.classes, validation.required_classes, validation)
+        required = validation.subgroups.required if validation.subgroups else []
+        yield from _parts("subgroup", found.groups, required, validation)
+        yield from _operating(found.operating_point, validation, found.samples, needs)
 
 
-def _overall(name: str, value: Decimal, wanted: Decimal, acceptance: AccuracyAcceptance) -> Iterator[Finding]:
-    rises = name == "max_abs_error"
+def _overall(found: Accuracy, value: Decimal, validation: Validation, needs: _Needs) -> Iterator[Finding]:
+    name, acceptance, rises = found.metric, validation.acceptance, _rises(validation)
     if (minimum := _threshold(acceptance.minimum)) is not None:
         if rises:
             yield INCONCLUSIVE, f"minimum cannot be judged for {name}, which is better when lower: use maxDrop"
-        elif value < minimum:
-            yield FAIL, f"{name} {_short(value)} is below the minimum {_short(minimum)}"
         else:
-            yield PASS, f"{name} {_short(value)} is at least the minimum {_short(minimum)}"
+            yield _floor(name, value, minimum, found.interval)
     if (allowed := _threshold(acceptance.max_drop)) is not None:
-        drop, verb = (value - wanted, "rose") if rises else (wanted - value, "fell")
-        if drop > allowed:
-            yield FAIL, f"{name} {verb} by {_short(drop)}, allowed {_short(allowed)} (baseline {_short(wanted)}, engine {_short(value)})"
-        else:
-            yield PASS, f"{name} {verb} by {_short(max(drop, Decimal(0)))}, allowed {_short(allowed)}"
+        yield _drop(name, found.drop, found.drop_interval, allowed, found.samples, rises, needs, (found.baseline, found.value))
 
 
-def _classes(name: str, baseline: Metric, candidate: Metric, acceptance: AccuracyAcceptance, required: Sequence[str]) -> Iterator[Finding]:
-    allowed = _threshold(acceptance.max_drop_per_class)
-    if name in DISTANCES:
-        if required or allowed is not None:
-            yield INCONCLUSIVE, f"classes cannot be judged for {name}"
+def _floor(what: str, value: Decimal, minimum: Decimal, interval: Sequence[str] = ()) -> Finding:
+    if value < minimum:
+        return FAIL, f"{what} {_short(value)} is below the minimum {_short(minimum)}"
+    low = number(interval[0]) if interval else None
+    but = "" if low is None or low >= minimum else f" (its 95 % interval begins at {_short(low)})"
+    return PASS, f"{what} {_short(value)} is at least the minimum {_short(minimum)}{but}"
+
+
+def _drop(
+    what: str,
+    drop: str | None,
+    interval: Sequence[str],
+    allowed: Decimal,
+    samples: int,
+    rises: bool,
+    needs: _Needs,
+    values: tuple[str | None, str | None] | None = None,
+) -> Finding:
+    """The rule for drops, of whatever. `samples`: what more of would narrow the interval."""
+    fell, upper = number(drop), number(interval[1]) if len(interval) == 2 else None
+    verb = "rose" if rises else "fell"
+    if fell is None:
+        return INCONCLUSIVE, f"the drop of {what} is unknown"
+    limit = f"allowed {_short(allowed)}"
+    if fell > allowed:
+        shown = f" (baseline {_text(values[0])}, engine {_text(values[1])})" if values else ""
+        return FAIL, f"{what} {verb} by {_short(fell)}, {limit}{shown}"
+    fell = max(fell, Decimal(0))
+    if upper is None:
+        return INCONCLUSIVE, f"{what} {verb} by {_short(fell)}, {limit}, but its interval is unknown: too few of the samples have it"
+    if upper <= allowed:
+        return PASS, f"{what} {verb} by {_short(fell)}, with 95 % confidence by at most {_short(max(upper, Decimal(0)))}, {limit}"
+    needed = samples_needed(samples, fell, upper, allowed)
+    doubt = f"{what} {verb} by {_short(fell)}, {limit}, but {samples} samples leave {_short(upper)} possible"
+    if needed is None:
+        return INCONCLUSIVE, f"{doubt}: a drop that is as large as what is allowed cannot be told from a larger one"
+    needs.samples.append(needed)
+    return INCONCLUSIVE, f"{doubt}: about {needed} would tell (set minSamples to it)"
+
+
+def samples_needed(samples: int, drop: Decimal, upper: Decimal, allowed: Decimal) -> int | None:
+    """About how many samples bring the upper end of the drop's interval down to `allowed`, if the drop stays: its distance shrinks with their root.
+
+    Two digits, rounded up. None where no number would do.
+    """
+    if drop >= allowed or upper <= drop:
+        return None
+    exact = samples * float((upper - drop) / (allowed - drop)) ** 2
+    unit = 10 ** max(0, math.floor(math.log10(exact)) - 1)
+    return int(math.ceil(exact / unit) * unit)
+
+
+def _parts(kind: str, parts: Sequence[Part], required: Sequence[str], validation: Validation) -> Iterator[Finding]:
+    acceptance, name = validation.acceptance, validation.metric
+    of_class = kind == "class"
+    allowed = _threshold(acceptance.max_drop_per_class if of_class else acceptance.max_drop_per_subgroup)
+    minimum = _threshold(acceptance.minimum_per_class if of_class else acceptance.minimum_per_subgroup)
+    asked = allowed is not None or minimum is not None
+    if of_class and not parts and (required or asked) and validation.task == "outputs":
+        yield INCONCLUSIVE, f"classes cannot be judged for {name}"
         return
-    enough = [label for label, samples in candidate.class_samples.items() if samples >= MIN_CLASS_SAMPLES]
+    by_name = {part.name: part for part in parts}
+    enough = [part.name for part in parts if part.samples >= validation.min_instances]
+    unit = "instances" if of_class else "samples"
     for label in required:
-        samples = candidate.class_samples.get(label, 0)
-        if samples < MIN_CLASS_SAMPLES:
-            yield INCONCLUSIVE, f"required class {label} has {samples} samples, the minimum is {MIN_CLASS_SAMPLES}"
-    if allowed is None:
+        there = by_name[label].samples if label in by_name else 0
+        if there < validation.min_instances:
+            yield INCONCLUSIVE, f"required {kind} {label} has {there} {unit}, the minimum is {validation.min_instances}"
+    if not asked:
         return
     judged = [label for label in required or enough if label in enough]
     if not judged:
-        yield INCONCLUSIVE, f"no class has the {MIN_CLASS_SAMPLES} samples that maxDropPerClass needs"
+        yield INCONCLUSIVE, f"no {kind} has the {validation.min_instances} {unit} that its threshold needs"
+    found = []
     for label in judged:
-        before, after = number(baseline.per_class.get(label)), number(candidate.per_class.get(label))
-        if before is None or after is None:
-            yield INCONCLUSIVE, f"{name} of class {label} is unknown"
-        elif before - after > allowed:
-            yield FAIL, f"{name} of class {label} fell by {_short(before - after)}, allowed {_short(allowed)}"
+        part, what = by_name[label], f"{name} of {kind} {label}"
+        if minimum is not None:
+            value = number(part.value)
+            found.append((INCONCLUSIVE, f"{what} is {part.value}") if value is None else _floor(what, value, minimum))
+        if allowed is not None:
+            found.append(_part_drop(what, part, allowed, unit, validation))
+    wrong = [finding for finding in found if finding[0] != PASS]
+    yield from wrong
+    if judged and not wrong:
+        yield PASS, f"{name} of each {kind} that is judged ({len(judged)} of {len(parts)}) is within its thresholds"
 
 
-def _speed(latency: Sequence[Latency], speed: SpeedAcceptance | None) -> Iterator[Finding]:
+def _part_drop(what: str, part: Part, allowed: Decimal, unit: str, validation: Validation) -> Finding:
+    own = _Needs()
+    answer, reason = _drop(what, part.drop, part.drop_interval, allowed, part.samples, _rises(validation), own)
+    if own.samples:
+        # more of the part means more of all, in proportion; the caller's number is of all
+        reason = reason.replace("samples leave", f"{unit} leave").replace(" (set minSamples to it)", f", or a wider {_field(what)}")
+    return answer, reason
+
+
+def _field(what: str) -> str:
+    return "maxDropPerSubgroup" if " of subgroup " in what else "maxDropPerClass"
+
+
+def _operating(found: AtOperatingPoint | None, validation: Validation, samples: int, needs: _Needs) -> Iterator[Finding]:
+    point = validation.acceptance.operating_point
+    if point is None:
+        return
+    if found is None:
+        yield INCONCLUSIVE, f"operatingPoint cannot be judged for {validation.metric}"
+        return
+    what = f"recall at confidence {found.confidence}"
+    values = (found.baseline_recall, found.recall)
+    answer, reason = _drop(what, found.recall_drop, found.drop_interval, Decimal(point.max_recall_drop), samples, False, needs, values)
+    shift = "" if found.score_shift is None else f"; scores moved by {found.score_shift} in the median"
+    yield answer, reason + shift
+
+
+def _rises(validation: Validation) -> bool:
+    if validation.metric == "python":
+        return validation.python is not None and not validation.python.higher_is_better
+    return validation.metric in RISING
+
+
+# ---- speed ----
+
+
+def _speed(latency: Sequence[Latency], speedup: Speedup | None, speed: SpeedAcceptance | None) -> Iterator[Finding]:
     if speed is None:
         return
-    if speed.min_speedup is not None:
-        yield INCONCLUSIVE, "minSpeedup was not measured: it needs a partner engine"
+    if (floor := _threshold(speed.min_speedup)) is not None:
+        yield _speedup(speedup, floor)
     if speed.p95 is None and speed.throughput is None:
         return
     mine = next((item for item in latency if item.batch == speed.batch_size), None)
@@ -124,6 +231,21 @@ def _speed(latency: Sequence[Latency], speed: SpeedAcceptance | None) -> Iterato
         return
     yield from _p95(mine, speed)
     yield from _throughput(mine, speed)
+
+
+def _speedup(found: Speedup | None, floor: Decimal) -> Finding:
+    """As for drops: the interval must lie above the floor, and a value below it fails."""
+    if found is None:
+        return INCONCLUSIVE, "minSpeedup was not measured: it needs the model prepared in FP32 as a partner"
+    value, low = number(found.speedup), number(found.interval[0]) if found.interval else number(found.speedup)
+    if value is None or low is None:
+        return INCONCLUSIVE, f"the speed-up over FP32 is {found.speedup}"
+    what = f"{_short(value)} times as fast as FP32 at batch {found.batch}"
+    if value < floor:
+        return FAIL, f"{what}, the minimum is {_short(floor)}"
+    if low < floor:
+        return INCONCLUSIVE, f"{what}, the minimum is {_short(floor)}, but its 95 % interval begins at {_short(low)}: times varied too much"
+    return PASS, f"{what}, at least the minimum {_short(floor)}"
 
 
 def _p95(mine: Latency, speed: SpeedAcceptance) -> Iterator[Finding]:
@@ -152,6 +274,11 @@ def _throughput(mine: Latency, speed: SpeedAcceptance) -> Iterator[Finding]:
 
 def _threshold(value: str | None) -> Decimal | None:
     return None if value is None else Decimal(value)
+
+
+def _text(value: str | None) -> str:
+    parsed = number(value)
+    return str(value) if parsed is None else _short(parsed)
 
 
 def _short(value: Decimal) -> str:

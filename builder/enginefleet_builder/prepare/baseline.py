@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
+import onnx
 
-from enginefleet_api.documents import Baseline, KeptOutput, Metric
+from enginefleet_api.documents import Baseline, Metric
 from enginefleet_api.errors import PermanentError
 from enginefleet_api.resources import InputSpec, Validation
 
 from ..backends.onnxruntime import open_session
 from ..gate import metrics, score
 from ..gate.arrays import Array
-from ..gate.datasets import Dataset, stratified
+from ..gate.decoders import require_task
 from ..gate.evaluate import evaluate
+from ..gate.samples import Dataset, stratified
+from ..gate.tasks import Record, open_task
 from ..io import Progress
 
-KEPT_SAMPLES = 32
+KEPT_SAMPLES = 64
 """Samples whose outputs are kept, to tell how far an engine's lie from them."""
 KEPT_SAMPLES_OUTPUTS = 1000
 """The same for task `outputs`, which is judged by nothing else."""
-KEPT_NUMBERS = 500_000
-"""Bound of all kept outputs: about 10 MB of JSON."""
 
 
 def compute(
@@ -37,43 +39,50 @@ def compute(
     profiles: Sequence[InputSpec],
     progress: Progress,
 ) -> Baseline:
-    """`digests`: of the model and of the validation set. Raises PermanentError `NonFiniteOutputs`."""
+    """`digests`: of the model and of the validation set. Raises PermanentError `NonFiniteOutputs`, `SubgroupsMissing`, see gate/tasks."""
+    started = time.monotonic()
+    score.groups_of(validation, dataset)
+    if validation.task == "detection" and validation.metric != "python":
+        require_task({item.key: item.value for item in onnx.load(model, load_external_data=False).metadata_props})
     indices = list(range(dataset.size))
+    wanted = KEPT_SAMPLES_OUTPUTS if validation.task == "outputs" and validation.metric != "python" else KEPT_SAMPLES
+    kept = stratified(dataset.labels, dataset.size, wanted)
+    digest, bad = hashlib.sha256(), 0
+    records: list[Record] = []
+    rows: list[Mapping[str, Array]] = []
     # `basic` leaves out what differs between machines: a baseline serves the whole fleet
-    with open_session(model, "auto", progress, level="basic") as session:
-        outputs = evaluate(session.run, dataset, indices, session.inputs, profiles, lambda done, total: progress("baseline", done, total))
-    require_finite(outputs)
-    records: list[dict[str, object]] = []
-    if validation.task == "classification":
-        metric, hits = score.classify(validation, outputs, dataset, indices)
-        records = [{"correct": bool(hit)} for hit in hits]
-    else:
-        metric = Metric(name=validation.metric, value=metrics.text(1.0 if validation.metric == "cosine" else 0.0), samples=dataset.size)
-    kept = kept_indices(validation, dataset, int(outputs[0].size))
+    with open_task(validation, dataset, progress) as task:
+        with open_session(model, "auto", progress, level="basic") as session:
+            for sample in evaluate(
+                session.run, dataset, indices, session.inputs, profiles, lambda done, total: progress("baseline", done, total)
+            ):
+                record = task.record(sample.outputs, sample.index, sample.shape)
+                bad += "broken" in record
+                records.append(record)
+                for output in sample.outputs.values():
+                    digest.update(np.ascontiguousarray(output, np.float32).tobytes())
+                if len(rows) < len(kept) and sample.index == kept[len(rows)]:
+                    rows.append({name: output for name, output in sample.outputs.items() if output.dtype.kind == "f"})
+        require_finite(bad, len(indices))
+        metric = score.metric(validation.metric, task.scores(records, indices), score.seed_of(key))
     return Baseline(
         baseline_key=key,
         model=digests[0],
         validation=digests[1],
         metric=metric,
-        outputs_digest="sha256:" + hashlib.sha256(np.ascontiguousarray(outputs, np.float32).tobytes()).hexdigest(),
+        outputs_digest="sha256:" + digest.hexdigest(),
         sample_indices=kept,
-        sample_outputs=[
-            KeptOutput(name="", size=int(outputs[0].size), values=[np.ravel(outputs[index]).astype(np.float64).tolist() for index in kept])
-        ],
+        sample_outputs=metrics.keep(rows),
         records=records,
+        seconds=f"{time.monotonic() - started:.2f}",
     )
 
 
-def require_finite(outputs: Array) -> None:
-    bad = int((~np.isfinite(outputs).reshape(len(outputs), -1).all(axis=1)).sum())
+def require_finite(bad: int, samples: int) -> None:
+    """`bad`: samples whose outputs are NaN or infinite where the task reads them."""
     if bad:
-        message = f"the model as given has NaN or infinite outputs for {bad} of {len(outputs)} validation samples."
+        message = f"the model as given has NaN or infinite outputs for {bad} of {samples} validation samples."
         raise PermanentError("NonFiniteOutputs", message, "Check spec.preprocessing and the model; nothing can be compared with NaN.")
-
-
-def kept_indices(validation: Validation, dataset: Dataset, output_size: int) -> list[int]:
-    wanted = KEPT_SAMPLES_OUTPUTS if validation.task == "outputs" else KEPT_SAMPLES
-    return stratified(dataset.labels, dataset.size, min(wanted, KEPT_NUMBERS // max(1, output_size)))
 
 
 def require_expected(metric: Metric, validation: Validation) -> None:
