@@ -20,15 +20,6 @@ def unsupported_model_deployment(spec: ModelDeploymentSpec) -> Iterator[str]:
         yield f"spec.auto.candidates {', '.join(unknown)}: write some of {', '.join(PRECISIONS)}"
     if any(target.hardware_class_selector is not None for target in spec.targets):
         yield "spec.targets[].hardwareClassSelector: name each class with hardwareClass"
-    if validation := spec.validation:
-        if validation.task not in ("classification", "outputs"):
-            yield f"spec.validation.task {validation.task}: write classification or outputs"
-        if validation.decoder.kind != "logits":
-            yield f"spec.validation.decoder.kind {validation.decoder.kind}: write logits"
-        if validation.subgroups is not None:
-            yield "spec.validation.subgroups: leave it out"
-        if validation.acceptance.operating_point is not None:
-            yield "spec.validation.acceptance.operatingPoint: leave it out"
     if spec.benchmark.sustained != "0s":
         yield "spec.benchmark.sustained: leave it out"
     build = spec.build
