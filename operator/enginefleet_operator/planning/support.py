@@ -20,8 +20,6 @@ def unsupported_model_deployment(spec: ModelDeploymentSpec) -> Iterator[str]:
         yield f"spec.auto.candidates {', '.join(unknown)}: write some of {', '.join(PRECISIONS)}"
     if any(target.hardware_class_selector is not None for target in spec.targets):
         yield "spec.targets[].hardwareClassSelector: name each class with hardwareClass"
-    if spec.benchmark.sustained != "0s":
-        yield "spec.benchmark.sustained: leave it out"
     build = spec.build
     if build.dla is not None or build.plugins or build.tactic_sources or build.workspace != "auto" or build.optimization_level != 3:
         yield "spec.build: only threads is used by the ONNX Runtime backend; leave workspace, optimizationLevel, dla, plugins and tacticSources out"
