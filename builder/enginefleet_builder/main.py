@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from enginefleet_api.errors import EXIT_PERMANENT, EngineFleetError
+from enginefleet_api.errors import EngineFleetError
 from enginefleet_api.jobs import BuildRequest, FetchRequest, PrepareRequest, ProbeRequest, RuntimeCheckRequest
 from enginefleet_api.variants import SCALED
 
@@ -247,20 +247,34 @@ def runtime_check(
 
 
 @app.command()
-def preflight(model: Annotated[Path, typer.Argument(help="An .onnx file.")], as_json: AsJson = False) -> None:
+def preflight(
+    model: Annotated[str, typer.Argument(help="An .onnx file or its folder: a path, s3:// or https://.")],
+    as_json: AsJson = False,
+    classes: Annotated[
+        list[str] | None,
+        typer.Option("--class", help="File with a HardwareClass (YAML or JSON, NodeFingerprints may follow); repeat for more."),
+    ] = None,
+    precision: Annotated[list[str] | None, typer.Option(help="Precision that the model is to run in; repeat for more, or auto.")] = None,
+    scales: Annotated[Literal["dataset", "model"], typer.Option(help="Where int8 and fp8 take their scales from.")] = "dataset",
+    profile: Annotated[
+        list[str] | None, typer.Option(help="Shapes of an input: NAME=MIN,OPT,MAX or NAME=SHAPE, like x=1x3x224x224.")
+    ] = None,
+    batch: Annotated[list[int] | None, typer.Option(help="Batch size that is asked for; repeat for more.")] = None,
+    dla: Annotated[bool, typer.Option("--dla", help="Ask for a DLA of the classes.")] = False,
+    plugin: Annotated[list[str] | None, typer.Option(help="Library with TensorRT plugins in the classes' images.")] = None,
+    cure: Annotated[Path | None, typer.Option(help="New folder to write the cured model to.")] = None,
+) -> None:
     """Check a model without spending a build on it; exit code 42 when it cannot be built."""
-    code = EXIT_PERMANENT
+    code = 0
 
     def work(progress: Progress) -> Any:
-        from dataclasses import asdict
-
-        from .prepare.preflight import preflight as job
+        from .prepare.by_hand import preflight as job
 
         nonlocal code
-        progress("preflight")
-        found = job(model)
-        code = EXIT_PERMANENT if any(finding.severity == "error" for finding in found) else 0
-        return {"findings": [asdict(finding) for finding in found]}
+        report, code = job(
+            model, classes or [], precision or ["fp32"], scales, profile or [], batch or [], dla, tuple(plugin or []), cure, progress
+        )
+        return report if as_json else report.lines()
 
     ended = shell.run(work, timeout_seconds=None, as_json=as_json)
     _done(ended or code)

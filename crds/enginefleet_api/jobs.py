@@ -60,6 +60,23 @@ class Source(Contract):
     credentials: Literal["model", "calibration", "validation", "store", "ambient"] = "ambient"
 
 
+class PreflightTarget(Contract):
+    """A kind of device that the model is checked for. None is unknown: what hangs on it is not checked."""
+
+    name: str
+    """Of the HardwareClass, for people."""
+    backend: Literal["tensorrt", "tensorrt-rtx", "onnxruntime"]
+    version: str | None = None
+    """Of the backend, as the loaded library or the image's name tells it."""
+    compute_capability: str | None = None
+    l4t: str | None = None
+    image: str = ""
+    dla: bool = False
+    """Whether spec.build.dla asks for it."""
+    plugins: tuple[str, ...] = ()
+    """Shared libraries of spec.build.plugins: an operator that the parser lacks may be theirs."""
+
+
 class PrepareRequest(Contract):
     kind: Literal["Prepare"] = "Prepare"
     name: str = ""
@@ -71,6 +88,10 @@ class PrepareRequest(Contract):
     """A variant that cannot be made of this model is reported with its failure; the Job does not fail for it."""
     flavours: list[str]
     """Target flavours: `onnxruntime`, `tensorrt-10` or `tensorrt-8`. Each gives one prepared model a variant."""
+    targets: list[PreflightTarget] = Field(default_factory=list)
+    """For preflight only: they are in no key."""
+    batch_sizes: list[int] = Field(default_factory=list)
+    """That the model will be asked for, for preflight only."""
     inputs: list[InputSpec] = Field(default_factory=list)
     preprocessing: Preprocessing | None = None
     calibration: Calibration | None = None

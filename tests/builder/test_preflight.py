@@ -13,15 +13,26 @@ from onnx import ModelProto, numpy_helper
 from enginefleet_api.errors import PermanentError
 from enginefleet_api.resources import InputSpec, Profile
 from enginefleet_builder.build.inspect import inspect
+from enginefleet_builder.io import Progress
 from enginefleet_builder.prepare import model as models
+from enginefleet_builder.prepare import preflight as facade
 from enginefleet_builder.prepare import runtime_limits as limits
-from enginefleet_builder.prepare.preflight import Finding, Subject, check, preflight, refuse
+from enginefleet_builder.prepare.checks import Asked, Subject, check
+from enginefleet_builder.prepare.findings import Finding, refuse
 from tests.builder.models import classifier, elementwise, save_model
 
 
 def findings(path: Path, **changes: Any) -> list[Finding]:
-    asked: dict[str, Any] = {"precision": "fp32", "inputs": [], "quantized_allowed": False} | changes
-    return check(Subject(path, models.read_model(path), **asked))
+    """Of the checks alone, in this process."""
+    try:
+        return check(Subject(path, models.read_model(path), Asked.model_validate(changes)))
+    except PermanentError as error:
+        return [Finding.of(error)]
+
+
+def preflight(path: Path, **changes: Any) -> list[Finding]:
+    """The whole of it, as the command line and the prepare Job do it."""
+    return facade.preflight(path, Asked.model_validate(changes), Progress()).findings
 
 
 def found(path: Path, **changes: Any) -> list[str]:
@@ -53,7 +64,7 @@ def test_a_good_model_has_no_findings(tmp_path: Path) -> None:
 def test_what_the_file_really_is(tmp_path: Path, content: bytes, reason: str, text: str) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(content)
-    (finding,) = preflight(path)
+    (finding,) = findings(path)
     assert reason == finding.reason
     assert text in finding.message
 

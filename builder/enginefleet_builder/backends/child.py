@@ -25,9 +25,12 @@ LOG_BYTES = 16384
 
 
 class Child:
-    """`python -m <module>` that answers one frame with one frame. Use as a context manager: leaving it ends the process."""
+    """`python -m <module>` that answers one frame with one frame. Use as a context manager: leaving it ends the process.
 
-    def __init__(self, module: str, progress: Progress) -> None:
+    `environment` replaces this process's variables, but for what Python needs to find its modules.
+    """
+
+    def __init__(self, module: str, progress: Progress, environment: Mapping[str, str] | None = None) -> None:
         self._progress = progress
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._ooms = oom_kills()
@@ -38,7 +41,8 @@ class Child:
             stderr=self._log,
             bufsize=0,
             # what this process imports, and nothing from the folder that it happens to stand in
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(part for part in sys.path if part)},
+            env={**(os.environ if environment is None else environment)}
+            | {"PYTHONPATH": os.pathsep.join(part for part in sys.path if part)},
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

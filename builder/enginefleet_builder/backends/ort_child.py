@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,8 @@ class Server:
         return np.array(times, np.float64)
 
 
-def main() -> None:
+def serve(answer: Callable[[Mapping[str, Any], Mapping[str, Array]], tuple[dict[str, Any], dict[str, Array]]]) -> None:
+    """Answer one parent until standard input ends."""
     # Frames have a descriptor of their own: whatever a library prints goes to the log.
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
@@ -76,14 +77,13 @@ def main() -> None:
             raise EOFError
         return data
 
-    server = Server()
     while True:
         try:
             header, arrays = decode(read)
         except EOFError:
             return
         try:
-            reply, results = server.answer(header, arrays)
+            reply, results = answer(header, arrays)
         # whatever it is, the parent classifies its text
         except Exception as error:  # noqa: BLE001
             reply, results = {"error": f"{type(error).__name__}: {error}"}, {}
@@ -94,4 +94,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(Server().answer)

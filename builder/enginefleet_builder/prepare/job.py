@@ -6,51 +6,26 @@ import itertools
 import shutil
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
-from onnx import ModelProto
-
 from enginefleet_api.documents import Baseline, PreparedManifest
-from enginefleet_api.errors import EngineFleetError, PermanentError
-from enginefleet_api.jobs import PrepareReport, PrepareRequest, ResolvedPrepared, Source, clip
+from enginefleet_api.errors import PermanentError
+from enginefleet_api.jobs import PrepareReport, PrepareRequest, ResolvedPrepared, clip
 from enginefleet_api.variants import SCALED, Variant
 
 from ..backends.onnxruntime import open_session
-from ..gate.datasets import Dataset, Task, open_dataset
 from ..gate.metrics import require_supported
-from ..gate.preprocessing import Preprocessor
 from ..io import Progress
-from ..sources import Fetched, fetch_source, model_files
 from ..store import open_store
 from ..store.records import Records
 from . import baseline as baselines
-from . import keys, preflight
+from . import keys
 from . import model as models
+from .gather import Given, calibrates, gather, scaled
 from .quantize import Quantized, quantize, tools
 
 FLAVOURS = ("onnxruntime",)
 PRECISIONS = ("fp32", "int8")
-
-
-@dataclass(frozen=True, slots=True)
-class Data:
-    """A data set that was fetched and opened."""
-
-    fetched: Fetched
-    dataset: Dataset
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """All inputs of the Job, fetched and checked."""
-
-    request: PrepareRequest
-    fetched: Fetched
-    path: Path
-    model: ModelProto
-    calibration: Data | None
-    validation: Data | None
 
 
 def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
@@ -111,83 +86,11 @@ def require_possible(request: PrepareRequest) -> None:
         if variant.precision not in PRECISIONS:
             message = f"precision {variant.precision} is not what ONNX Runtime on a CPU can do; it can {' and '.join(PRECISIONS)}."
             raise PermanentError("PrecisionNotSupported", message, "Set spec.precision to one of these.")
-    if _scaled(request) and (request.calibration is None or (_calibrates(request) and request.calibration_source is None)):
+    if scaled(request) and (request.calibration is None or (calibrates(request) and request.calibration_source is None)):
         message = "precision int8 has no calibration set."
         raise PermanentError("CalibrationMissing", message, "Set spec.calibration.uri, or calibration.source to model for a QAT model.")
     if request.validation is not None:
         require_supported(request.validation)
-
-
-def _scaled(request: PrepareRequest) -> bool:
-    return any(variant.precision in SCALED for variant in request.variants)
-
-
-def _calibrates(request: PrepareRequest) -> bool:
-    return _scaled(request) and request.calibration is not None and request.calibration.source == "dataset"
-
-
-def gather(request: PrepareRequest, folder: Path, progress: Progress) -> tuple[Given, list[str]]:
-    """Fetch and check everything: (what was given, notes). All findings are raised at once."""
-    progress("fetch model")
-    fetched = _fetch(request, request.model, folder / "model", progress)
-    path = model_files(fetched.folder)
-    model = models.read_model(path)
-    quantized = request.calibration is not None and request.calibration.source == "model"
-    progress("preflight")
-    findings = preflight.check(preflight.Subject(path, model, "int8" if _scaled(request) else "fp32", request.inputs, quantized))
-    calibration, validation = None, None
-    try:
-        if _calibrates(request) and request.calibration is not None and request.calibration_source is not None:
-            progress("fetch calibration set")
-            calibration = _data(request, request.calibration_source, folder / "calibration", "calibration", progress)
-            findings += _data_findings("calibration", calibration.dataset, request.calibration.min_samples, model)
-    except PermanentError as error:
-        findings.append(preflight.Finding.of(error))
-    try:
-        if request.validation is not None and request.validation_source is not None:
-            progress("fetch validation set")
-            validation = _data(request, request.validation_source, folder / "validation", request.validation.task, progress)
-            findings += _data_findings("validation", validation.dataset, request.validation.min_samples, model)
-    except PermanentError as error:
-        findings.append(preflight.Finding.of(error))
-    if not any(finding.severity == "error" for finding in findings):
-        findings += _load_findings(path, progress)
-    preflight.refuse(findings)
-    notes = [f"{finding.reason}: {finding.message}" for finding in findings]
-    return Given(request, fetched, path, model, calibration, validation), notes
-
-
-def _fetch(request: PrepareRequest, source: Source, folder: Path, progress: Progress) -> Fetched:
-    # a store in a folder is for the command line and tests, and so are sources in folders: a cluster's EngineStore is always s3://
-    return fetch_source(source, folder, progress=progress, allow_file=request.store.uri.startswith("file:"))
-
-
-def _data(request: PrepareRequest, source: Source, folder: Path, task: Task, progress: Progress) -> Data:
-    fetched = _fetch(request, source, folder, progress)
-    return Data(fetched, open_dataset(fetched.folder, Preprocessor.of(request.preprocessing), task))
-
-
-def _data_findings(what: str, dataset: Dataset, minimum: int, model: ModelProto) -> list[preflight.Finding]:
-    """Too few samples; samples that the model cannot take, by the first one."""
-    findings = []
-    if dataset.size < minimum:
-        message = f"the {what} set has {dataset.size} samples, expected at least {minimum}."
-        findings.append(preflight.Finding("error", "TooFewSamples", message, f"Add samples, or lower {what}.minSamples."))
-    if dataset.size:
-        try:
-            dataset.feed([0], models.inputs(model))
-        except EngineFleetError as error:
-            findings.append(preflight.Finding.of(error))
-    return findings
-
-
-def _load_findings(path: Path, progress: Progress) -> list[preflight.Finding]:
-    """Whatever the checks did not see, ONNX Runtime does when it loads the model."""
-    try:
-        with open_session(path, "auto", progress):
-            return []
-    except PermanentError as error:
-        return [preflight.Finding.of(error)]
 
 
 def _prepared(
@@ -196,7 +99,7 @@ def _prepared(
     """(manifest, whether it was made now)."""
     request = given.request
     key = keys.prepared_key(
-        model=given.fetched.digest,
+        model=given.digest,
         variant=variant,
         flavour=flavour,
         calibration=request.calibration,
@@ -231,7 +134,7 @@ def _prepared(
 
 
 def _make(given: Given, variant: Variant, work: Path, progress: Progress) -> Quantized:
-    """The prepared files in `work`. fp32, and int8 with scales in the file, are the model as it is, byte for byte."""
+    """The prepared files in `work`. fp32, and int8 with scales in the file, are the model as it is (or as it was cured), byte for byte."""
     request = given.request
     if variant.method and given.calibration is not None and request.calibration is not None:
         work.mkdir()

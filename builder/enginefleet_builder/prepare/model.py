@@ -15,6 +15,7 @@ from enginefleet_api.errors import PermanentError
 from enginefleet_api.identity import tree_digest
 
 from ..store.base import sha256_of
+from . import wire
 
 QUANTIZING = ("QuantizeLinear", "DequantizeLinear")
 QUANTIZED = (*QUANTIZING, "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear")
@@ -26,11 +27,26 @@ _BEGINNINGS = [
     (b"<?xml", "an XML document, perhaps an error message of a store"),
     (b"{", "a JSON document"),
     (b"pk\x03\x04", "a ZIP archive, perhaps a PyTorch checkpoint"),
+    (b"7z\xbc\xaf", "a 7z archive"),
+    (b"bzh", "a bzip2 archive"),
+    (b"\xfd7zxz", "an xz archive"),
+    (b"\x28\xb5\x2f\xfd", "a zstd archive"),
     (b"\x80\x02", "a Python pickle, perhaps a PyTorch checkpoint"),
     (b"\x1f\x8b", "a gzip archive"),
     (b"\x89hdf", "an HDF5 file, perhaps a Keras model"),
+    (b"\x93numpy", "a NumPy array"),
     (b"ftrt", "a TensorRT plan"),
+    (b"\x7felf", "a program or shared library"),
+    (b"\xff\xd8\xff", "a JPEG picture"),
+    (b"\x89png", "a PNG picture"),
+    (b"%pdf", "a PDF document"),
 ]
+_INSIDE = [(4, b"TFL3", "a TensorFlow Lite model"), (4, b"ORTM", "an ONNX Runtime model (.ort)"), (257, b"ustar", "a tar archive")]
+"""(offset, bytes, what it is)"""
+MAX_MESSAGE = 2**31 - 1
+"""Bytes that one protobuf message may have."""
+MAX_SUBGRAPHS = 16
+"""Levels of subgraphs that are followed. Protobuf parsers end at 100 messages, which is 33 levels; exporters write two or three."""
 
 
 def what_it_is(path: Path) -> str | None:
@@ -40,37 +56,83 @@ def what_it_is(path: Path) -> str | None:
     if not start:
         return "an empty file"
     lowered = start.lstrip().lower()
-    return next((words for beginning, words in _BEGINNINGS if lowered.startswith(beginning)), None)
+    known = next((words for beginning, words in _BEGINNINGS if lowered.startswith(beginning)), None)
+    known = known or next((words for offset, inside, words in _INSIDE if start[offset : offset + len(inside)] == inside), None)
+    if known is None and start[4:5] == b"{" and int.from_bytes(start[:4], "little") < MAX_MESSAGE and b'"' in start[5:16]:
+        return "a TensorRT plan with the header of Ultralytics"
+    return known or (f"{len(start)} zero bytes and more" if not start.strip(b"\0") else None)
 
 
 def read_model(path: Path) -> ModelProto:
-    """The model without its external data. Raises PermanentError `NotAModel` that says what the file is, or `ModelTruncated`."""
+    """The model without its external data.
+
+    Raises PermanentError `ModelNotFound`, `NotAModel` (says what the file is), `ModelTooLarge`, `ModelTooDeep`, `ModelTruncated`.
+    """
     hint = "Give a complete .onnx file."
-    if (words := what_it_is(path)) is not None:
-        raise PermanentError("NotAModel", f"{path.name} is {words}, expected an ONNX model.", hint)
+    if not path.is_file():
+        # opening a pipe or a device would wait for ever
+        message = f"{path.name} is {'no ordinary file' if path.exists() else 'not there'}."
+        raise PermanentError("ModelNotFound", message, hint)
+    size = path.stat().st_size
     try:
-        model: ModelProto = onnx.load(path, load_external_data=False)
+        words = what_it_is(path)
+        if words is not None:
+            raise PermanentError("NotAModel", f"{path.name} is {words}, expected an ONNX model.", hint)
+        if size > MAX_MESSAGE:
+            message = f"{path.name} has {size} bytes, an .onnx file has at most {MAX_MESSAGE}."
+            raise PermanentError("ModelTooLarge", message, "Save it with external data (onnx.save with save_as_external_data=True).")
+        data = path.read_bytes()
+    except OSError as error:
+        raise PermanentError("ModelNotFound", f"{path.name} cannot be read: {error.strerror}.", "Correct its permissions.") from error
+    return parse(path.name, data)
+
+
+def parse(name: str, data: bytes) -> ModelProto:
+    """The model in the bytes of an .onnx file. Raises what `read_model` raises for its content."""
+    hint = "Give a complete .onnx file."
+    try:
+        model: ModelProto = onnx.load_model_from_string(data)
+        levels = subgraph_levels(model)
+    except MemoryError:
+        raise
     # the parser's exception belongs to protobuf, which has no types here
     except Exception as error:
-        size = path.stat().st_size
-        raise PermanentError("ModelTruncated", f"{path.name} ({size} bytes) is cut off or damaged: {error}.", hint) from error
+        found = wire.damage(data)
+        levels = 0 if found else wire.depth(data, MAX_SUBGRAPHS + 1)
+        if levels <= MAX_SUBGRAPHS:
+            if found == wire.NO_MODEL:
+                raise PermanentError("NotAModel", f"{name} is no ONNX model: {found}.", hint) from error
+            found = found or "what stands inside it cannot be parsed"
+            raise PermanentError("ModelTruncated", f"{name} ({len(data)} bytes) is cut off or damaged: {found}.", hint) from error
+    if levels > MAX_SUBGRAPHS:
+        message = f"{name} nests subgraphs {levels} levels deep or deeper, at most {MAX_SUBGRAPHS} are followed."
+        raise PermanentError("ModelTooDeep", message, "Export it without subgraphs inside subgraphs.")
     if not model.graph.node:
         # protobuf reads many a foreign file as a message without known fields
-        raise PermanentError("NotAModel", f"{path.name} has 0 nodes, expected an ONNX model with at least one.", hint)
+        raise PermanentError("NotAModel", f"{name} has 0 nodes, expected an ONNX model with at least one.", hint)
     return model
+
+
+def subgraph_levels(model: ModelProto) -> int:
+    """Levels of subgraphs, functions' too, counted to one beyond the limit."""
+    level, graphs_here = 0, [model.graph, *(graph for function in model.functions for node in function.node for graph in subgraphs(node))]
+    while level <= MAX_SUBGRAPHS and (inner := [found for graph in graphs_here for node in graph.node for found in subgraphs(node)]):
+        level, graphs_here = level + 1, inner
+    return level
 
 
 def graphs(model: ModelProto) -> Iterator[GraphProto]:
     """The main graph and every subgraph, those of functions too."""
     pending = [model.graph]
-    pending += [graph for function in model.functions for node in function.node for graph in _subgraphs(node)]
+    pending += [graph for function in model.functions for node in function.node for graph in subgraphs(node)]
     while pending:
         graph = pending.pop()
         yield graph
-        pending += [inner for node in graph.node for inner in _subgraphs(node)]
+        pending += [inner for node in graph.node for inner in subgraphs(node)]
 
 
-def _subgraphs(node: NodeProto) -> Iterator[GraphProto]:
+def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
+    """The graphs that a node holds in its attributes."""
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
             yield attribute.g
@@ -97,7 +159,7 @@ def tensors(model: ModelProto) -> Iterator[TensorProto]:
 
 @dataclass(frozen=True, slots=True)
 class External:
-    """Where a tensor's bytes lie. `length` None: to the end of the file."""
+    """Where a tensor's bytes lie. `length` None: to the end of the file. `offset` -1: what stands there is no number."""
 
     tensor: str
     location: str
@@ -108,18 +170,22 @@ class External:
     def safe(self) -> bool:
         """A relative path that stays below the model's folder."""
         path = PurePosixPath(self.location)
-        return bool(self.location) and "\\" not in self.location and not path.is_absolute() and ".." not in path.parts
+        plain = "\\" not in self.location and "\0" not in self.location and "\n" not in self.location and "\r" not in self.location
+        return bool(self.location) and plain and not path.is_absolute() and ".." not in path.parts and path.name != ""
 
 
 def external(model: ModelProto) -> list[External]:
-    found = []
-    for tensor in tensors(model):
-        if tensor.data_location != TensorProto.EXTERNAL:
-            continue
-        entries = {item.key: item.value for item in tensor.external_data}
-        length = entries.get("length")
-        found.append(External(tensor.name, entries.get("location", ""), int(entries.get("offset") or 0), int(length) if length else None))
-    return found
+    return [external_of(tensor) for tensor in tensors(model) if tensor.data_location == TensorProto.EXTERNAL]
+
+
+def external_of(tensor: TensorProto) -> External:
+    entries = {item.key: item.value for item in tensor.external_data}
+    length = entries.get("length")
+    return External(tensor.name, entries.get("location", ""), _number(entries.get("offset") or "0"), _number(length) if length else None)
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
 
 
 def model_files(path: Path, model: ModelProto) -> list[FileEntry]:
