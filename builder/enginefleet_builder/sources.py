@@ -30,6 +30,10 @@ SIZE_LIMIT = 64 << 30
 FILE_LIMIT = 200_000
 LFS_MARK = b"version https://git-lfs.github.com/spec/"
 SNIFF = 512
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+"""Names of archives. They are not unpacked: what one holds, and how much, would be known too late."""
+ARCHIVE_MARKS = ((0, b"PK\x03\x04", "ZIP"), (0, b"7z\xbc\xaf", "7z"), (0, b"\x1f\x8b", "gzip"), (257, b"ustar", "tar"))
+"""(offset, bytes, kind)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ def fetch_source(
     """Fetch `source` into `folder` (made when absent). An URI that ends in a slash names a folder, else a file.
 
     Raises PermanentError `SourceNotFound`, `SourceAccessDenied`, `SourceNotAllowed`, `SourceTooLarge`, `SourceIsLfsPointer`, `SourceIsHtml`,
-    `SourceEmpty`, `DigestMismatch`; TransientFault `SourceUnavailable`, `SourceTruncated`.
+    `SourceIsArchive`, `SourceEmpty`, `DigestMismatch`; EnvironmentFault `DiskFull`; TransientFault `SourceUnavailable`, `SourceTruncated`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     scheme = urlsplit(source.uri).scheme
@@ -69,6 +73,8 @@ def fetch_source(
             raise PermanentError("SourceNotAllowed", f"{source.uri!r} has the scheme {scheme or 'none'!r}, expected s3 or https.", hint)
     for entry in files:
         _recognise(source.uri, folder / entry.path, entry)
+    if len(files) == 1:
+        _refuse_archive(source.uri, folder / files[0].path)
     digest = tree_digest((entry.path, entry.sha256) for entry in files)
     if source.digest is not None and digest != source.digest:
         raise PermanentError(
@@ -196,6 +202,22 @@ def _check_count(uri: str, found: int) -> None:
     if found > FILE_LIMIT:
         message = f"{uri} holds {found} files, expected at most {FILE_LIMIT}."
         raise PermanentError("SourceTooLarge", message, "Pack samples into .npz files, or point at a smaller folder.")
+
+
+def _refuse_archive(uri: str, path: Path) -> None:
+    """An archive in place of a folder, by its name or by how it begins. Checkpoints and .npz files are ZIP archives by nature."""
+    name = path.name.lower()
+    kind = next((suffix.removeprefix(".") for suffix in ARCHIVES if name.endswith(suffix)), None)
+    if kind is None and path.suffix == "":
+        with path.open("rb") as file:
+            start = file.read(SNIFF)
+        kind = next((kind for offset, mark, kind in ARCHIVE_MARKS if start[offset : offset + len(mark)] == mark), None)
+    if kind is not None:
+        raise PermanentError(
+            "SourceIsArchive",
+            f"{path.name} of {uri} is an archive ({kind.upper()}), expected a file or folder; archives are not unpacked.",
+            "Unpack it, upload its files below one prefix, and name that: s3://bucket/folder/.",
+        )
 
 
 def _recognise(uri: str, path: Path, entry: FileEntry) -> None:

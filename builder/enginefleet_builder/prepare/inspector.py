@@ -6,8 +6,10 @@ crash is a finding. check {path, asked}, native, cure {folder}; every answer hol
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -74,9 +76,10 @@ class Inspector:
 def limit(path: Path) -> None:
     """Bound this process's memory and time by the size of the file."""
     size = path.stat().st_size if path.is_file() else 0
+    spent = math.ceil(time.process_time())
     for kind, wanted in (
         (resource.RLIMIT_AS, MEMORY + MEMORY_PER_BYTE * size),
-        (resource.RLIMIT_CPU, SECONDS + SECONDS_PER_GIB * (size >> 30)),
+        (resource.RLIMIT_CPU, spent + SECONDS + SECONDS_PER_GIB * (size >> 30)),
         (resource.RLIMIT_CORE, 0),
     ):
         _, hard = resource.getrlimit(kind)

@@ -11,7 +11,7 @@ from onnx import ModelProto
 
 from . import model as models
 from . import runtime_limits as limits
-from .checks import Subject
+from .checks import Subject, sorted_nodes
 from .findings import Finding, clean
 
 LARGEST_TENSOR = 16 << 30
@@ -19,10 +19,23 @@ LARGEST_TENSOR = 16 << 30
 
 
 def check(subject: Subject) -> list[Finding]:
-    found = list(_graph(subject.model))
+    model = _in_order(subject.model)
+    found = list(_graph(model))
     if not any(finding.severity == "error" for finding in found):
-        found += _shapes(subject.model)
+        found += _shapes(model)
     return found
+
+
+def _in_order(model: ModelProto) -> ModelProto:
+    """The model with its nodes sorted, which is a cure of its own: it itself where they are."""
+    order = sorted_nodes(model.graph)
+    if order is None or order == list(range(len(order))):
+        return model
+    copied = ModelProto()
+    copied.CopyFrom(model)
+    del copied.graph.node[:]
+    copied.graph.node.extend(model.graph.node[index] for index in order)
+    return copied
 
 
 def _graph(model: ModelProto) -> Iterator[Finding]:
