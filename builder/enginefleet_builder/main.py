@@ -266,17 +266,21 @@ def preflight(
 ) -> None:
     """Check a model without spending a build on it; exit code 42 when it cannot be built."""
     code = 0
+    lines: list[str] = []
 
     def work(progress: Progress) -> Any:
         from .prepare.by_hand import preflight as job
 
-        nonlocal code
+        nonlocal code, lines
         report, code = job(
             model, classes or [], precision or ["fp32"], scales, profile or [], batch or [], dla, tuple(plugin or []), cure, progress
         )
-        return report if as_json else report.lines()
+        lines = report.lines()
+        return report.to_json_dict() if as_json else None
 
     ended = shell.run(work, timeout_seconds=None, as_json=as_json)
+    for line in [] if as_json else lines:
+        print(line)
     _done(ended or code)
 
 
