@@ -104,6 +104,7 @@ FILES = [
     Bad("cut off", content(WHOLE[:-40]), "ModelTruncated", ("cut off", f"({len(WHOLE) - 40} bytes)")),
     Bad("cut off in a number", content(WHOLE + b"\x72\xff"), "ModelTruncated", ("a number that is cut off",)),
     Bad("damaged inside", content(WHOLE.replace(b"\nfirst.relu", b"\x7ffirst.relu")), "ModelTruncated", ("what stands inside it",)),
+    Bad("a name that is no text", content(WHOLE.replace(b"first.relu", b"\xff" * 10)), "ModelTruncated", ("is no UTF-8",)),
     Bad("no such file", lambda folder: None, "ModelNotFound", ("not there",)),
     Bad("a pipe", lambda folder: os.mkfifo(folder / MODEL), "ModelNotFound", ("no ordinary file",)),
     Bad("empty folder", lambda folder: None, "ModelNotFound", ("no .onnx file", "nothing"), check(path="{}")),

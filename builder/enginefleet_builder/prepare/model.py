@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 import onnx
@@ -93,6 +94,7 @@ def parse(name: str, data: bytes) -> ModelProto:
     try:
         model: ModelProto = onnx.load_model_from_string(data)
         levels = subgraph_levels(model)
+        broken_name = _no_text(model)
     except MemoryError:
         raise
     # the parser's exception belongs to protobuf, which has no types here
@@ -104,6 +106,10 @@ def parse(name: str, data: bytes) -> ModelProto:
                 raise PermanentError("NotAModel", f"{name} is no ONNX model: {found}.", hint) from error
             found = found or "what stands inside it cannot be parsed"
             raise PermanentError("ModelTruncated", f"{name} ({len(data)} bytes) is cut off or damaged: {found}.", hint) from error
+        broken_name = None
+    if broken_name is not None:
+        found = f"the name {broken_name[:40]!r} in it is no UTF-8"
+        raise PermanentError("ModelTruncated", f"{name} ({len(data)} bytes) is cut off or damaged: {found}.", hint)
     if levels > MAX_SUBGRAPHS:
         message = f"{name} nests subgraphs {levels} levels deep or deeper, at most {MAX_SUBGRAPHS} are followed."
         raise PermanentError("ModelTooDeep", message, "Export it without subgraphs inside subgraphs.")
@@ -111,6 +117,21 @@ def parse(name: str, data: bytes) -> ModelProto:
         # protobuf reads many a foreign file as a message without known fields
         raise PermanentError("NotAModel", f"{name} has 0 nodes, expected an ONNX model with at least one.", hint)
     return model
+
+
+def _no_text(model: ModelProto) -> bytes | None:
+    """A name that is not UTF-8: protobuf hands it out as bytes, and everything that reads names would stumble over it."""
+    pending: list[Any] = [model]
+    while pending:
+        for kind, value in pending.pop().ListFields():
+            repeated = isinstance(value, Sized) and not isinstance(value, str | bytes) and not hasattr(value, "ListFields")
+            if kind.type == kind.TYPE_MESSAGE:
+                pending += value if repeated else [value]
+            elif kind.type == kind.TYPE_STRING:
+                for text in value if repeated else [value]:
+                    if isinstance(text, bytes):
+                        return text
+    return None
 
 
 def subgraph_levels(model: ModelProto) -> int:
