@@ -15,7 +15,7 @@ from enginefleet_api.jobs import PrepareReport, Source
 from enginefleet_api.resources import Calibration, Exclude, ExpectedBaseline, Preprocessing
 from enginefleet_api.variants import rungs
 from enginefleet_builder.io import Cancellation, Progress
-from enginefleet_builder.prepare import keys, quantize
+from enginefleet_builder.prepare import keys, qdq
 from enginefleet_builder.prepare import model as models
 from enginefleet_builder.prepare.job import prepare
 from tests.builder.models import classifier, elementwise
@@ -52,7 +52,7 @@ def test_external_data_goes_along(bench: Bench, tmp_path: Path) -> None:
 
 def test_a_second_run_uses_what_is_there(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     first = bench.prepare("int8")
-    monkeypatch.setattr("enginefleet_builder.prepare.job.quantize", None)
+    monkeypatch.setattr("enginefleet_builder.prepare.convert.Converter.make", None)
     monkeypatch.setattr("enginefleet_builder.prepare.job.baselines.compute", None)
     second = bench.prepare("int8")
     assert second.reused
@@ -67,7 +67,7 @@ def test_int8_is_quantized_and_keeps_names_and_metadata(bench: Bench, tmp_path: 
     assert models.count(model, models.QUANTIZING) > 0
     assert {"names": "a,b,c,d"} == {name: value for name, value in models.metadata(model).items() if name == "names"}
     assert ["x"] == [spec.name for spec in models.inputs(model)]
-    assert "2 of 2 Conv, Gemm and MatMul nodes are quantized" in report.notes
+    assert "int8: 2 of 2 Conv, Gemm and MatMul nodes are converted" in report.notes
 
 
 def test_int8_calibrates_a_fixed_batch_with_a_remainder(bench: Bench) -> None:
@@ -77,7 +77,7 @@ def test_int8_calibrates_a_fixed_batch_with_a_remainder(bench: Bench) -> None:
 
 def test_excluded_nodes_stay_in_fp32(bench: Bench) -> None:
     report = bench.prepare("int8", calibration=Calibration(method="max", exclude=Exclude(nodes=[".*conv"], op_types=[])))
-    assert "1 of 2 Conv, Gemm and MatMul nodes are quantized" in report.notes
+    assert "int8: 1 of 2 Conv, Gemm and MatMul nodes are converted" in report.notes
 
 
 @pytest.mark.parametrize("exclude", [Exclude(nodes=[".*dfl.*"]), Exclude(op_types=["LSTM"])])
@@ -100,12 +100,12 @@ def test_a_quantized_model_is_not_quantized_again_but_taken_as_it_is_for_qat(ben
     assert qat.model == qat.prepared[0].model
 
 
-@pytest.mark.parametrize("precision", ["tf32", "fp16", "bf16", "fp8"])
+@pytest.mark.parametrize("precision", ["tf32", "bf16", "fp8"])
 def test_precisions_that_this_backend_lacks(bench: Bench, precision: str) -> None:
     error = refusal(bench, precision)
     assert error.reason == "PrecisionNotSupported"
     assert precision in error.message
-    assert "fp32 and int8" in error.message
+    assert "it can fp32, fp16, int8" in error.message
 
 
 def test_int8_without_calibration(bench: Bench) -> None:
@@ -211,16 +211,9 @@ def test_auto_and_entropy_are_the_same_model_and_data_counts_for_int8_only() -> 
     assert key("fp32", "max", "a") == key("fp32", "auto", "b")
 
 
-def test_chunks_hold_batches_of_one_size() -> None:
-    parts = [[number] * 2 for number in range(5)] + [[9]]
-    assert [[[0, 0], [1, 1], [2, 2], [3, 3]], [[4, 4]], [[9]]] == quantize.chunks(parts)
-    assert [[[9]]] == quantize.chunks([[9]])
-
-
 def test_scales_that_are_zero_are_found(bench: Bench) -> None:
-    source = classifier()
     quantized = classifier()
     quantized.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0.0, np.float32), "scale"))
     quantized.graph.node.insert(0, onnx.helper.make_node("QuantizeLinear", ["x", "scale"], ["q"]))
     with pytest.raises(PermanentError, match="BadScales"):
-        quantize.check_quantized(source, quantized)
+        qdq.check_scales(quantized)

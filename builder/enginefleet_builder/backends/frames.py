@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -42,3 +44,27 @@ def decode(read: Read) -> tuple[dict[str, Any], dict[str, Array]]:
             raise ValueError(f"array {item['name']} has dtype {dtype}, expected numbers")
         arrays[item["name"]] = np.frombuffer(read(dtype.itemsize * math.prod(shape)), dtype).reshape(shape)
     return header, arrays
+
+
+class ChildEnd:
+    """The child's side of the pipe. Frames have a descriptor of their own: whatever a library prints goes to the log."""
+
+    def __init__(self) -> None:
+        self._answers = os.fdopen(os.dup(1), "wb", buffering=0)
+        os.dup2(2, 1)
+
+    def receive(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        """The parent's next frame. Raises EOFError when it is gone."""
+        return decode(self._read)
+
+    def _read(self, size: int) -> bytes:
+        data = sys.stdin.buffer.read(size)
+        if len(data) < size:
+            raise EOFError
+        return data
+
+    def send(self, header: Mapping[str, Any], arrays: Mapping[str, Array] | None = None) -> None:
+        for part in encode(header, arrays or {}):
+            view = memoryview(part)
+            while view:
+                view = view[self._answers.write(view) or 0 :]

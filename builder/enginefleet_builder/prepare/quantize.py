@@ -1,6 +1,5 @@
-"""INT8 for ONNX Runtime: Q/DQ nodes by its own static quantizer, checked afterwards.
+"""Q/DQ nodes by ONNX Runtime's static quantizer, for itself and for TensorRT 8; what to leave alone, in the words of spec.calibration.exclude.
 
-Symmetric weights per channel, INT8 activations; ONNX Runtime turns them into what the CPU's instructions want when it optimizes.
 A change here that gives another file raises identity.PREPARE_RECIPE.
 """
 
@@ -11,82 +10,78 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
 import onnx
 from onnx import ModelProto
 
 from enginefleet_api.errors import EngineFleetError, PermanentError
-from enginefleet_api.resources import Calibration, InputSpec
+from enginefleet_api.resources import Exclude
 
 from ..backends.classify import refused
 from ..gate.arrays import Array
-from ..gate.datasets import Dataset
-from ..gate.evaluate import batches
 from ..io import Progress
 from . import model as models
+from .feeds import Feeds
+from .qdq import WORTHWHILE
 
 METHODS = {"entropy": "Entropy", "max": "MinMax"}
-CHUNK = 4
-"""Batches whose intermediate tensors are in memory at once."""
-WORTHWHILE = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-"""Operators whose share of quantized nodes is reported."""
+PER_CHANNEL_OPSET = 13
+"""Q/DQ nodes have an axis from here on."""
+MOST_PATTERNS, PATTERN_LENGTH = 64, 1024
+"""Limits of spec.calibration.exclude.nodes."""
+
+Style = Literal["onnxruntime", "tensorrt"]
+
+_OPTIONS: Mapping[Style, Mapping[str, Any]] = {
+    # activations that are never negative get all 256 steps; ONNX Runtime makes of Q/DQ pairs what the CPU's instructions want
+    "onnxruntime": {"ActivationSymmetric": False},
+    # TensorRT 8 takes zero points of 0 only, no quantized bias, Q/DQ pairs on weights, and places Q nodes itself where it fuses
+    "tensorrt": {
+        "ActivationSymmetric": True,
+        "QuantizeBias": False,
+        "AddQDQPairToWeight": True,
+        "OpTypesToExcludeOutputQuantization": [*WORTHWHILE, "MaxPool"],
+    },
+}
+_OPERATORS: Mapping[Style, list[str] | None] = {"onnxruntime": None, "tensorrt": [*WORTHWHILE, "MaxPool"]}
 
 
-@dataclass(frozen=True, slots=True)
-class Quantized:
-    file: Path
-    qdq_nodes: int
-    notes: list[str]
-
-
-def quantize(
-    path: Path, calibration: Calibration, method: str, dataset: Dataset, profiles: Sequence[InputSpec], workdir: Path, progress: Progress
-) -> Quantized:
-    """Quantize the model at `path` with all samples of `dataset` into `workdir`/model.onnx.
-
-    Raises PermanentError: `ExcludeMatchesNothing`, `QuantizationFailed`, `NothingQuantized`, `BadScales`, `InterfaceChanged`.
-    """
+def quantize(folded: Path, target: Path, method: str, style: Style, feeds: Feeds, progress: Progress) -> None:
+    """Write the folded model with Q/DQ nodes to `target`, calibrated with all batches of `feeds`. Raises PermanentError `QuantizationFailed`."""
     ort: Any = importlib.import_module("onnxruntime.quantization")
-    source = models.read_model(path)
-    folded, target = workdir / "folded.onnx", workdir / "model.onnx"
-    progress("quantize: fold constants")
-    with _quantizer():
-        _fold(path, folded)
-        excluded, notes = exclusions(calibration, source, onnx.load(folded, load_external_data=False))
-        reader = _Reader(dataset, source, profiles, progress)
+    with quantizer():
         ort.quantize_static(
             str(folded),
             str(target),
-            reader,
+            _Reader(feeds, progress),
             quant_format=ort.QuantFormat.QDQ,
             per_channel=True,
             activation_type=ort.QuantType.QInt8,
             weight_type=ort.QuantType.QInt8,
-            nodes_to_exclude=excluded,
+            op_types_to_quantize=_OPERATORS[style],
             calibrate_method=ort.CalibrationMethod[METHODS[method]],
-            # strided collecting bounds memory for every method, whatever its name says
-            extra_options={"WeightSymmetric": True, "ActivationSymmetric": False, "CalibStridedMinMax": CHUNK},
+            extra_options={
+                "WeightSymmetric": True,
+                # a Relu that a zero point makes superfluous would be missing where its result is to be had unquantized (qdq.keep)
+                "QDQKeepRemovableActivations": True,
+                # one batch's tensors in memory, whatever the method: its name is misleading
+                "CalibStridedMinMax": 1,
+                **_OPTIONS[style],
+            },
         )
     progress.check()
-    result = onnx.load(target)
-    restore_metadata(source, result)
-    onnx.save(result, target)
-    return Quantized(target, check_quantized(source, result), [*notes, _share(result)])
 
 
 @contextmanager
-def _quantizer() -> Iterator[None]:
+def quantizer() -> Iterator[None]:
     """Its failures in our words; its chatter (it warns about its own settings) kept away."""
     root = logging.getLogger()
     level = root.level
-    root.setLevel(logging.ERROR)
+    root.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
@@ -100,27 +95,84 @@ def _quantizer() -> Iterator[None]:
         root.setLevel(level)
 
 
-def _fold(path: Path, folded: Path) -> None:
-    """Fold constants and infer shapes: weights that are Constant nodes would be quantized into nonsense."""
+def fold(path: Path, folded: Path) -> None:
+    """Fold constants, infer shapes, name every node: weights that are Constant nodes would be quantized into nonsense."""
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
+    with quantizer():
+        try:
+            quant_pre_process(str(path), str(folded))
+        # symbolic shape inference does not know every operator; without it the quantizer finds fewer shapes
+        except Exception:  # noqa: BLE001
+            quant_pre_process(str(path), str(folded), skip_symbolic_shape=True)
+        model = onnx.load(folded)
+        taken = {node.name for node in model.graph.node}
+        for index, node in enumerate(model.graph.node):
+            # layers are named by their node
+            if not node.name:
+                node.name = f"{node.op_type}_{index}"
+                while node.name in taken:
+                    node.name += "_"
+                taken.add(node.name)
+        onnx.save(model, folded)
+
+
+def at_opset(path: Path, target: Path, *, least: int = 1, most: int = 1000) -> Path:
+    """`path`, or the model converted into this range of opsets as `target`. Raises PermanentError `OpsetNotConvertible`."""
+    source = models.read_model(path)
+    found = models.opsets(source).get("", 1)
+    wanted = min(max(found, least), most)
+    if wanted == found:
+        return path
     try:
-        quant_pre_process(str(path), str(folded))
-    # symbolic shape inference does not know every operator; without it the quantizer finds fewer shapes
-    except Exception:  # noqa: BLE001
-        quant_pre_process(str(path), str(folded), skip_symbolic_shape=True)
-    model = onnx.load(folded)
-    for index, node in enumerate(model.graph.node):
-        node.name = node.name or f"{node.op_type}_{index}"  # the quantizer excludes nodes by name
-    onnx.save(model, folded)
+        given = onnx.load(path)
+        converted = onnx.version_converter.convert_version(given, wanted)
+        _drop_newer_attributes(converted, wanted)
+        _axes_as_attributes(given, converted, wanted)
+        onnx.checker.check_model(converted)
+    # the converter raises whatever it meets
+    except Exception as error:
+        message = f"the model has opset {found}, the target takes {'at most' if wanted < found else 'at least'} {wanted}, and it does not convert: "
+        raise PermanentError(
+            "OpsetNotConvertible", f"{message}{' '.join(str(error).split())[:200]}.", f"Export it with opset {wanted}."
+        ) from error
+    onnx.helper.set_model_props(converted, models.metadata(source))
+    onnx.save(converted, target)
+    return target
 
 
-def exclusions(calibration: Calibration, source: ModelProto, folded: ModelProto) -> tuple[list[str], list[str]]:
+def _drop_newer_attributes(model: ModelProto, opset: int) -> None:
+    """Attributes that operators of this opset do not have yet, where they say what the operator did without them: the converter leaves them."""
+    for node in models.nodes(model):
+        if node.domain not in ("", "ai.onnx") or not onnx.defs.has(node.op_type):
+            continue
+        newest, known = onnx.defs.get_schema(node.op_type).attributes, onnx.defs.get_schema(node.op_type, opset).attributes
+        kept = [
+            attribute
+            for attribute in node.attribute
+            if attribute.name in known or attribute.name not in newest or attribute != newest[attribute.name].default_value
+        ]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+
+
+def _axes_as_attributes(given: ModelProto, converted: ModelProto, opset: int) -> None:
+    """Reductions below opset 18: onnx's converter loses axes that stand in an initializer, and the result reduces everything."""
+    stored = {tensor.name: tensor for tensor in given.graph.initializer}
+    axes = {node.output[0]: stored[node.input[1]] for node in given.graph.node if len(node.input) > 1 and node.input[1] in stored}
+    for node in converted.graph.node:
+        if opset < 18 and node.op_type.startswith("Reduce") and len(node.input) == 1 and node.output[0] in axes:
+            kept = [attribute for attribute in node.attribute if attribute.name != "axes"]
+            del node.attribute[:]
+            node.attribute.extend(kept)
+            node.attribute.append(onnx.helper.make_attribute("axes", onnx.numpy_helper.to_array(axes[node.output[0]]).tolist()))
+
+
+def exclusions(exclude: Exclude, source: ModelProto, folded: ModelProto) -> tuple[list[str], list[str]]:
     """(names of the folded model's nodes to leave alone, notes). Patterns are regular expressions over whole node names.
 
     Raises PermanentError `ExcludeMatchesNothing`, `ExcludeInvalid`.
     """
-    exclude = calibration.exclude
     chosen: dict[str, None] = {}
     notes: list[str] = []
     for kind, wanted in [*(("nodes", text) for text in exclude.nodes), *(("opTypes", text) for text in exclude.op_types)]:
@@ -144,69 +196,34 @@ def exclusions(calibration: Calibration, source: ModelProto, folded: ModelProto)
     return list(chosen), notes
 
 
-def restore_metadata(source: ModelProto, result: ModelProto) -> None:
-    """Class names, strides and the like: quantizers drop them."""
-    onnx.helper.set_model_props(result, models.metadata(result) | models.metadata(source))
-
-
-def check_quantized(source: ModelProto, result: ModelProto) -> int:
-    """The number of Q/DQ nodes. Raises PermanentError `NothingQuantized`, `BadScales`, `InterfaceChanged`."""
-    qdq = [node for node in models.nodes(result) if node.op_type in models.QUANTIZING]
-    if not qdq:
-        message = f"0 Q/DQ nodes came out of {len(source.graph.node)} nodes."
-        raise PermanentError("NothingQuantized", message, "Does the model have Conv, Gemm or MatMul outside the exclusions?")
-    stored = {tensor.name: tensor for tensor in models.tensors(result) if tensor.name}
-    for name in sorted({node.input[1] for node in qdq if len(node.input) > 1}):
-        if name not in stored:
-            continue  # computed in the graph (QAT)
-        scale = onnx.numpy_helper.to_array(stored[name]).astype(np.float64)
-        if not (np.isfinite(scale).all() and (scale > 0).all()):
-            message = f"scale {name} has the values {scale.ravel()[:4].tolist()}, expected finite and positive ones."
-            raise PermanentError("BadScales", message, "Look for NaN or constant samples in the calibration set.")
-    for what, read in (("inputs", models.inputs), ("outputs", models.outputs)):
-        before, after = ([(spec.name, spec.dtype, len(spec.shape)) for spec in read(model)] for model in (source, result))
-        if before != after:
-            message = f"{what} were {before} and are {after} after quantizing."
-            raise PermanentError("InterfaceChanged", message, "Please report it with the model.")
-    return len(qdq)
-
-
-def _share(model: ModelProto) -> str:
-    """How many of the worthwhile nodes read quantized values."""
-    dequantized = {output for node in model.graph.node if node.op_type == "DequantizeLinear" for output in node.output}
-    worthwhile = [node for node in model.graph.node if node.op_type in WORTHWHILE]
-    converted = sum(bool(node.input) and node.input[0] in dequantized for node in worthwhile)
-    return f"{converted} of {len(worthwhile)} Conv, Gemm and MatMul nodes are quantized"
+def as_exclude(exclude: Exclude, names: list[str]) -> dict[str, list[str]]:
+    """`exclude` and the named nodes, as spec.calibration.exclude takes them: within its limits, several names in one pattern if need be."""
+    added = [re.escape(name) for name in names]
+    room = MOST_PATTERNS - len(exclude.nodes)
+    packed: list[str] = []
+    for pattern in added if len(added) > room else ():
+        if packed and len(packed[-1]) + 1 + len(pattern) <= PATTERN_LENGTH:
+            packed[-1] += f"|{pattern}"
+        else:
+            packed.append(pattern)
+    return {"nodes": [*exclude.nodes, *(packed or added)], "opTypes": list(exclude.op_types)}
 
 
 class _Reader:
-    """Calibration batches as ONNX Runtime's quantizer reads them: in chunks of CHUNK batches."""
+    """Batches as ONNX Runtime's quantizer reads them: it announces each with its number."""
 
-    def __init__(self, dataset: Dataset, model: ModelProto, profiles: Sequence[InputSpec], progress: Progress) -> None:
-        self._dataset, self._progress = dataset, progress
-        self._inputs = models.inputs(model)
-        self._chunks = chunks([batch for batch, _ in batches(range(dataset.size), self._inputs, profiles)])
-        self._pending: list[list[int]] = []
+    def __init__(self, feeds: Feeds, progress: Progress) -> None:
+        self._feeds, self._progress = feeds, progress
+        self._pending: int | None = None
 
     def __len__(self) -> int:
-        """In batches, as if every chunk were full: the quantizer wants whole chunks."""
-        return len(self._chunks) * CHUNK
+        return len(self._feeds)
 
     def set_range(self, start_index: int, end_index: int) -> None:  # noqa: ARG002
-        self._progress("quantize: calibrate", start_index, len(self))
-        self._pending = list(self._chunks[start_index // CHUNK])
+        self._progress("quantize: calibrate", start_index, len(self._feeds))
+        self._pending = start_index
 
     def get_next(self) -> Mapping[str, Array] | None:
         self._progress.check()
-        return self._dataset.feed(self._pending.pop(0), self._inputs) if self._pending else None
-
-
-def chunks(parts: Sequence[list[int]]) -> list[list[list[int]]]:
-    """Batches in chunks of at most CHUNK, of one size each: the quantizer stacks a chunk's tensors. Only the last batch may be smaller."""
-    full = [part for part in parts if len(part) == len(parts[0])]
-    rest = list(parts[len(full) :])
-    return [full[start : start + CHUNK] for start in range(0, len(full), CHUNK)] + ([rest] if rest else [])
-
-
-def tools() -> dict[str, str]:
-    return {name: version(name) for name in ("onnx", "onnxruntime", "numpy")}
+        index, self._pending = self._pending, None
+        return None if index is None else self._feeds[index]
