@@ -9,14 +9,17 @@ from __future__ import annotations
 import hashlib
 import http.client
 import ipaddress
+import re
+import shutil
 import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from io import FileIO
 from pathlib import Path
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from enginefleet_api.errors import EngineFleetError, PermanentError, TransientFault
+from enginefleet_api.errors import EngineFleetError, EnvironmentFault, PermanentError, TransientFault
 
 from .io import Progress
 
@@ -42,18 +45,23 @@ def fetch_https(uri: str, path: Path, *, endpoint: str, limit: int, progress: Pr
         while True:
             before = done
             try:
-                with _get(uri, endpoint, done, version) as response:
+                # without a name of its version the file could be another one by now: from the start
+                with _get(uri, endpoint, done if version else 0, version) as response:
+                    if response.status == 206 and _starts_at(response) != done:
+                        version = ""
+                        raise _ConnectionLostError("the host answers with another range than was asked for")
                     if response.status == 200 and done:
-                        # another version, or a server without ranges: from the start
+                        # another version, or a server without ranges
                         digest, done = hashlib.sha256(), 0
                         file.seek(0)
                         file.truncate()
-                    version = response.headers.get("ETag", "")
-                    total = done + int(response.headers["Content-Length"]) if response.headers.get("Content-Length") else None
+                    version = _version(response)
+                    total = done + int(response.headers["Content-Length"]) if response.headers.get("Content-Length", "").isdigit() else None
                     if (total or 0) > limit:
                         raise too_large(uri, total or 0, limit)
+                    require_space(path, (total or done) - done)
                     while chunk := response.read(READ):
-                        file.write(chunk)
+                        _write(file, chunk, path)
                         digest.update(chunk)
                         done += len(chunk)
                         if done > limit:
@@ -75,6 +83,41 @@ def fetch_https(uri: str, path: Path, *, endpoint: str, limit: int, progress: Pr
             progress.wait(min(5.0, 0.2 * 2.0**stalls))
 
 
+def _version(response: http.client.HTTPResponse) -> str:
+    """What If-Range may name: a strong ETag, else the date of the last change; empty when the server tells neither."""
+    etag = response.headers.get("ETag", "")
+    return etag if etag and not etag.startswith("W/") else response.headers.get("Last-Modified", "")
+
+
+def _starts_at(response: http.client.HTTPResponse) -> int | None:
+    """The first byte of a partial answer."""
+    match = re.fullmatch(r"bytes ([0-9]+)-[0-9]+/([0-9]+|\*)", response.headers.get("Content-Range", ""))
+    return int(match[1]) if match else None
+
+
+def _write(file: FileIO, chunk: bytes, path: Path) -> None:
+    try:
+        view = memoryview(chunk)
+        while view:
+            view = view[file.write(view) :]
+    except OSError as error:
+        raise disk_full(path, error) from error
+
+
+def require_space(path: Path, needed: int) -> None:
+    """Raises EnvironmentFault `DiskFull` when a download cannot fit, before it starts."""
+    free = shutil.disk_usage(path.parent).free
+    if needed > free:
+        message = f"{needed} bytes are to be downloaded, {free} are free in {path.parent}."
+        raise EnvironmentFault("DiskFull", message, "Free space on the node or raise ephemeral-storage.")
+
+
+def disk_full(path: Path, error: OSError) -> EngineFleetError:
+    """An error of writing, which is this node's."""
+    message = f"{path.name} cannot be written: {error.strerror or error}."
+    return EnvironmentFault("DiskFull", message, "Free space on the node or raise ephemeral-storage.")
+
+
 def too_large(uri: str, found: int, limit: int) -> EngineFleetError:
     return PermanentError("SourceTooLarge", f"{uri} has {found} bytes or more, expected at most {limit}.", "Is this the right file?")
 
@@ -94,6 +137,10 @@ def _get(uri: str, endpoint: str, start: int, version: str) -> Iterator[http.cli
             connection.request("GET", (parts.path or "/") + (f"?{parts.query}" if parts.query else ""), headers=headers)
             with connection.getresponse() as response:
                 if response.status in (200, 206):
+                    coding = response.headers.get("Content-Encoding", "identity").lower()
+                    if coding not in ("identity", ""):
+                        message = f"{uri} answers in the coding {coding}, expected the file as it is."
+                        raise PermanentError("SourceRefused", message, "Use a host that serves files without compressing them.")
                     yield response
                     return
                 if response.status not in (301, 302, 303, 307, 308):

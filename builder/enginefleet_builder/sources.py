@@ -5,6 +5,7 @@ What arrives has a tree digest (identity.tree_digest). Archives are not unpacked
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from enginefleet_api.errors import EngineFleetError, EnvironmentFault, Permanent
 from enginefleet_api.identity import tree_digest
 from enginefleet_api.jobs import Source
 
-from .http_source import fetch_https, too_large
+from .http_source import disk_full, fetch_https, require_space, too_large
 from .io import Progress
 from .store.base import check_key, sha256_of
 
@@ -56,21 +57,27 @@ def fetch_source(
     """Fetch `source` into `folder` (made when absent). An URI that ends in a slash names a folder, else a file.
 
     Raises PermanentError `SourceNotFound`, `SourceAccessDenied`, `SourceNotAllowed`, `SourceTooLarge`, `SourceIsLfsPointer`, `SourceIsHtml`,
-    `SourceIsArchive`, `SourceEmpty`, `DigestMismatch`; EnvironmentFault `DiskFull`; TransientFault `SourceUnavailable`, `SourceTruncated`.
+    `SourceIsArchive`, `SourceUnreadable`, `SourceEmpty`, `DigestMismatch`; EnvironmentFault `DiskFull`; TransientFault `SourceUnavailable`, `SourceTruncated`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     scheme = urlsplit(source.uri).scheme
     shown = progress or Progress()
-    match scheme:
-        case "s3":
-            files = list(_from_s3(source, folder, shown, size_limit))
-        case "https" | "http":
-            files = [_from_https(source, folder, shown, size_limit)]
-        case "file" if allow_file:
-            files = list(_from_folder(source, folder, shown, size_limit))
-        case _:
-            hint = "Use s3://bucket/key, s3://bucket/folder/ or https://host/file."
-            raise PermanentError("SourceNotAllowed", f"{source.uri!r} has the scheme {scheme or 'none'!r}, expected s3 or https.", hint)
+    try:
+        match scheme:
+            case "s3":
+                files = list(_from_s3(source, folder, shown, size_limit))
+            case "https" | "http":
+                files = [_from_https(source, folder, shown, size_limit)]
+            case "file" if allow_file:
+                files = list(_from_folder(source, folder, shown, size_limit))
+            case _:
+                hint = "Use s3://bucket/key, s3://bucket/folder/ or https://host/file."
+                raise PermanentError("SourceNotAllowed", f"{source.uri!r} has the scheme {scheme or 'none'!r}, expected s3 or https.", hint)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise disk_full(folder, error) from error
+        message = f"{source.uri} cannot be read: {error.strerror or error}."
+        raise PermanentError("SourceUnreadable", message, "Correct its name or its permissions.") from error
     for entry in files:
         _recognise(source.uri, folder / entry.path, entry)
     if len(files) == 1:
@@ -129,6 +136,7 @@ def _from_s3(source: Source, folder: Path, progress: Progress, size_limit: int) 
             left -= size
             if left < 0:
                 raise too_large(source.uri, size_limit - left, size_limit)
+            require_space(target, size)
             sha256 = bucket.download(found, target, progress=progress)
             yield FileEntry(path=found, sha256=sha256, size=target.stat().st_size)
     except EngineFleetError as error:
@@ -178,6 +186,7 @@ def _from_folder(source: Source, folder: Path, progress: Progress, size_limit: i
     total = sum(path.stat().st_size for path in paths)
     if total > size_limit:
         raise too_large(source.uri, total, size_limit)
+    require_space(folder / "any", total)
     for count, path in enumerate(paths, start=1):
         name = path.name if path == origin else path.relative_to(origin).as_posix()
         target = _target(folder, name, source.uri)

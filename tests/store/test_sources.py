@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from enginefleet_api.errors import EngineFleetError, PermanentError, TransientFault
+from enginefleet_api.errors import EngineFleetError, EnvironmentFault, PermanentError, TransientFault
 from enginefleet_api.identity import tree_digest
 from enginefleet_api.jobs import Source
 from enginefleet_builder.http_source import is_forbidden
+from enginefleet_builder.io import Progress
 from enginefleet_builder.sources import fetch_source, model_files
 from localcluster.s3 import S3Server
 from tests.store.proxy import Fault, FaultyProxy
@@ -136,6 +138,10 @@ class Web(ThreadingHTTPServer):
     daemon_threads = True
     cut = 0
     """answers that break off in the middle"""
+    version = '"1"'
+    """ETag; empty: none"""
+    shift = 0
+    """bytes that a partial answer begins too late"""
     ranges: list[str]
 
 
@@ -149,11 +155,15 @@ class _Pages(BaseHTTPRequestHandler):
         wanted = self.headers.get("Range", "")
         self.server.ranges.append(wanted)
         match self.path:
-            case "/m.onnx":
-                start = int(wanted.removeprefix("bytes=").rstrip("-") or 0)
+            case "/m.onnx" | "/m.zip" | "/m.tar.gz":
+                same = self.headers.get("If-Range", self.server.version) == self.server.version
+                start = int(wanted.removeprefix("bytes=").rstrip("-") or 0) + self.server.shift if wanted and same else 0
                 body = MODEL[start:]
-                self.send_response(206 if wanted else 200)
-                self.send_header("ETag", '"1"')
+                self.send_response(206 if start else 200)
+                if self.server.version:
+                    self.send_header("ETag", self.server.version)
+                if start:
+                    self.send_header("Content-Range", f"bytes {start}-{len(MODEL) - 1}/{len(MODEL)}")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 cut = self.server.cut > 0
@@ -165,6 +175,11 @@ class _Pages(BaseHTTPRequestHandler):
                 self._redirect("file:///etc/passwd")
             case "/round":
                 self._redirect("/round")
+            case "/compressed":
+                self.send_response(200)
+                self.send_header("Content-Encoding", "gzip")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
             case "/busy":
                 self.send_error(503)
             case _:
@@ -217,6 +232,9 @@ def test_a_file_that_breaks_off_is_resumed_where_it_ended(web: Web, tmp_path: Pa
         ("/to-metadata", PermanentError, "SourceNotAllowed"),
         ("/to-file", PermanentError, "SourceNotAllowed"),
         ("/round", PermanentError, "SourceNotFound"),
+        ("/compressed", PermanentError, "SourceRefused"),
+        ("/m.zip", PermanentError, "SourceIsArchive"),
+        ("/m.tar.gz", PermanentError, "SourceIsArchive"),
     ],
 )
 def test_answers_are_told_apart_and_redirects_checked(web: Web, tmp_path: Path, path: str, kind: type[Exception], reason: str) -> None:
@@ -229,6 +247,38 @@ def test_answers_are_told_apart_and_redirects_checked(web: Web, tmp_path: Path, 
 )
 def test_what_is_local_or_unencrypted_is_refused(tmp_path: Path, uri: str) -> None:
     assert refused(Source(uri=uri), tmp_path).reason == "SourceNotAllowed"
+
+
+@pytest.mark.parametrize("version", ["", 'W/"1"'], ids=["none", "weak"])
+def test_without_a_strong_version_it_starts_again(web: Web, tmp_path: Path, version: str) -> None:
+    """What is there could be another file by now, and the rest of it would not fit to the beginning."""
+    web.cut, web.version = 1, version
+    assert fetch_source(page(web, "/m.onnx"), tmp_path).digest == tree_digest([("m.onnx", sha(MODEL))])
+    assert web.ranges == ["", ""]
+
+
+def test_another_version_in_between_starts_again(web: Web, tmp_path: Path) -> None:
+    class Replaced(Progress):
+        def show(self, stage: str, done: float | None, total: float | None) -> None:
+            web.version = '"2"'
+
+    web.cut = 1
+    assert fetch_source(page(web, "/m.onnx"), tmp_path, progress=Replaced()).digest == tree_digest([("m.onnx", sha(MODEL))])
+    assert web.ranges == ["", "bytes=200000-"]
+
+
+def test_a_range_that_was_not_asked_for_is_not_put_together(web: Web, tmp_path: Path) -> None:
+    web.cut, web.shift = 1, 7
+    assert fetch_source(page(web, "/m.onnx"), tmp_path).digest == tree_digest([("m.onnx", sha(MODEL))])
+    assert web.ranges == ["", "bytes=200000-", ""]
+
+
+def test_a_disk_that_is_too_small_is_this_nodes_fault(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    found = refused(page(web, "/m.onnx"), tmp_path)
+    assert (type(found), found.reason) == (EnvironmentFault, "DiskFull")
+    assert f"{len(MODEL)} bytes are to be downloaded, 1000 are free" in found.message
 
 
 def test_a_file_beyond_the_limit_is_refused(web: Web, tmp_path: Path) -> None:
