@@ -63,6 +63,14 @@ def prepare(
         bool, typer.Option(help="Make the repaired int8 variant too: the layers that lose most stay in higher precision.")
     ] = False,
     flavour: Annotated[list[str] | None, typer.Option(help="Target flavour.")] = None,
+    export: Annotated[
+        Literal["isolated", "trusted"] | None,
+        typer.Option(help="Allow a .pt or .pt2 file, which is code: run it without network, or with it when it is your own."),
+    ] = None,
+    export_size: Annotated[str | None, typer.Option(help="HEIGHTxWIDTH of an exported .pt file.")] = None,
+    export_nms: Annotated[
+        Literal["default", "true", "false"], typer.Option(help="Whether suppression stands in the exported graph.")
+    ] = "default",
     store: Store = None,
     endpoint: Endpoint = "",
     validation: Data = None,
@@ -89,6 +97,9 @@ def prepare(
         } | by_hand.validation(
             validation, task=task, metric=metric, min_samples=min_samples, max_drop=None, minimum=None, required_classes=[]
         )
+        if export is not None:
+            sides = [int(side) if side.isdigit() else side for side in (export_size or "").split("x") if side]
+            hand |= {"export": {"trust": export, "size": sides, "nms": export_nms}}
         if calibration is not None:
             told = {"uri": by_hand.uri(calibration), "method": method}
             hand |= {"calibration": told, "calibrationSource": by_hand.source(calibration)}

@@ -15,7 +15,7 @@ from pydantic import Field
 from .base import Contract
 from .documents import Accuracy, Answer, Latency, Metric
 from .errors import EngineFleetError, FailureClass
-from .resources import Benchmark, Calibration, InputSpec, Preprocessing, Validation
+from .resources import Benchmark, Calibration, InputSpec, ModelExport, Preprocessing, Validation
 from .variants import Variant
 
 REQUEST_VARIABLE = "ENGINEFLEET_REQUEST"
@@ -82,6 +82,8 @@ class PrepareRequest(Contract):
     name: str = ""
     """For people: namespace/name of the ModelDeployment."""
     model: Source
+    export: ModelExport | None = None
+    """Allows a .pt or .pt2 file."""
     variants: Annotated[list[Variant], Field(min_length=1)]
     """What to make of the model, for each flavour."""
     best_effort: bool = False

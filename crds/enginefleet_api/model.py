@@ -12,6 +12,21 @@ from .fields import Endpoint, LocalRef, OptionalUri, Text, Uri
 Shape = Annotated[list[Annotated[int, Field(ge=1, le=2**31 - 1)]], Field(max_length=8)]
 
 
+class ModelExport(Contract):
+    """How a PyTorch file (.pt of Ultralytics, .pt2 of torch.export) becomes ONNX. Such a file is code: it runs in a process of its own, without credentials."""
+
+    trust: Literal["isolated", "trusted"] = "isolated"
+    """isolated: without network too, and refused where the kernel cannot cut it off. trusted: the file is your own; it may be opened with network."""
+    size: Annotated[list[Annotated[int, Field(ge=1, le=16384)]], Field(max_length=2)] = Field(default_factory=list)
+    """Height and width in pixels, for .pt; empty: what the file says."""
+    nms: Literal["default", "true", "false"] = "default"
+    """For .pt: whether suppression stands in the graph. default, true and false give three different heads in some models."""
+    opset: Annotated[int, Field(ge=11, le=30)] = 17
+    """Opset of the exported model."""
+
+    RULES = (Rule("size(self.size) != 1", "size has one number: write size: [height, width]", ".size"),)
+
+
 class Model(Contract):
     """What to build: one ONNX model."""
 
@@ -25,6 +40,8 @@ class Model(Contract):
     """S3 endpoint; empty: the store's endpoint for s3:// without own credentials, else the provider's own."""
     region: Text = ""
     """Region of the S3 endpoint; empty: the store's."""
+    export: ModelExport | None = None
+    """Allows a .pt or .pt2 file, which is exported in the prepare Job; absent: such files are refused."""
 
 
 class Profile(Contract):

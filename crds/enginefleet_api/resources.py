@@ -39,7 +39,7 @@ from .judging import (
     Subgroups,
     Validation,
 )
-from .model import Calibration, Exclude, InputSpec, Model, Preprocessing, Profile, Shape
+from .model import Calibration, Exclude, InputSpec, Model, ModelExport, Preprocessing, Profile, Shape
 from .modeldeployment import BuildSettings, Canary, Dla, ModelDeploymentSpec, Rollout, Serving, Target
 
 GROUP = "enginefleet.io"
@@ -52,7 +52,7 @@ __all__ = [
     "ClassStatus", "Condition", "CountOrPercent", "Decoder", "Dla", "Endpoint", "EngineBuildSpec", "EngineBuildStatus", "EngineStoreSpec",
     "EngineStoreStatus", "Exclude", "ExpectedBaseline", "FailureRecord", "FingerprintStatus", "FreeObject", "HardwareClassSpec",
     "HardwareClassStatus", "Host", "IdentitySettings", "Image", "InputSpec", "LabelSelector", "LocalRef", "Model", "ModelDeploymentSpec",
-    "ModelDeploymentStatus", "NodeCounts", "NodeFingerprintSpec", "NodeFingerprintStatus", "NodeTrouble", "Observation", "OnDevice",
+    "ModelDeploymentStatus", "ModelExport", "NodeCounts", "NodeFingerprintSpec", "NodeFingerprintStatus", "NodeTrouble", "Observation", "OnDevice",
     "OperatingPoint", "OptionalImage", "Percent", "PrepareSettings", "Preprocessing", "ProbeState", "ProbedRuntime", "Profile", "PythonMetric", "Resolved",
     "Rollout", "RolloutStatus", "Runtime", "SecretKeyRef", "Serving", "Shape", "Signing", "SpeedAcceptance", "Subgroups", "Target", "Text",
     "Trust", "Uri", "Validation", "Window",

@@ -120,12 +120,12 @@ def open_code(spec: PythonMetric | None, progress: Progress) -> Iterator[Code | 
     # no credentials, no proxy, no home: only what is needed to import numpy, which then starts no threads
     environment = {"PATH": os.defpath, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
     deadline = Deadline(progress, seconds(spec.timeout))
-    with _unreadable(), Child(CHILD, deadline, environment) as child:
+    with unreadable(), Child(CHILD, deadline, environment) as child:
         yield Code(child, spec, deadline)
 
 
 @contextmanager
-def _unreadable() -> Iterator[None]:
+def unreadable() -> Iterator[None]:
     """While it lasts, other processes of this user cannot read this one's environment and memory, where credentials are."""
     if not sys.platform.startswith("linux"):
         yield

@@ -19,6 +19,7 @@ from enginefleet_api.variants import CANDIDATES, SCALED
 
 from ..io import Progress
 from ..sources import fetch_source, model_files
+from . import export as exports
 from . import targets
 from .checks import Asked
 from .findings import Finding, errors
@@ -90,6 +91,8 @@ def exit_code(findings: Sequence[Finding]) -> int:
 def _model(text: str, folder: Path, progress: Progress) -> Path:
     if "://" not in text:
         path = Path(text)
+        if path.suffix.lower() in exports.SUFFIXES:
+            raise exports.not_allowed(path)
         return model_files(path) if path.is_dir() else path
     source = Source(uri=text)
     return model_files(fetch_source(source, folder, progress=progress, allow_file=urlsplit(text).scheme == "file").folder)

@@ -9,15 +9,18 @@ from typing import Literal
 
 from onnx import ModelProto
 
+from enginefleet_api import identity
 from enginefleet_api.errors import EngineFleetError, PermanentError
+from enginefleet_api.identity import Json
 from enginefleet_api.jobs import PrepareRequest, Source
-from enginefleet_api.variants import SCALED
+from enginefleet_api.variants import CAST, SCALED
 
 from ..gate.datasets import Dataset, Task, open_dataset
 from ..gate.preprocessing import Preprocessor
 from ..io import Progress
 from ..sources import Fetched, fetch_source, model_files
 from . import cures
+from . import export as exports
 from . import model as models
 from .checks import Asked
 from .findings import Finding, errors, refuse
@@ -36,13 +39,15 @@ class Data:
 class Given:
     """All inputs of the Job, fetched and checked. `path` and `model` are the cured model's where something was cured.
 
-    `fetched.digest` is what was given, `digest` what prepared models are made of: the cured files' where something was cured, else the same.
+    `fetched.digest` is what was given. `source` is what the baseline is of: the same, or with how it was exported. `digest` is what prepared models
+    are made of: that of the cured files where something was cured, else `source`.
     """
 
     request: PrepareRequest
     fetched: Fetched
     path: Path
     model: ModelProto
+    source: str
     digest: str
     calibration: Data | None
     validation: Data | None
@@ -53,30 +58,47 @@ def scaled(request: PrepareRequest) -> bool:
 
 
 def calibrates(request: PrepareRequest) -> bool:
-    return scaled(request) and request.calibration is not None and request.calibration.source == "dataset"
+    """Whether samples of the calibration set are looked at."""
+    wanted = scaled(request) or any(variant.precision in CAST for variant in request.variants)
+    return wanted and request.calibration is not None and request.calibration.source == "dataset"
 
 
 def gather(request: PrepareRequest, folder: Path, progress: Progress) -> tuple[Given, list[str]]:
     """Fetch and check everything: (what was given, notes)."""
     findings: list[Finding] = []
-    fetched = path = None
+    fetched: Fetched | None = None
+    path: Path | None = None
+    notes: list[str] = []
 
     def get_model() -> None:
         nonlocal fetched, path
         progress("fetch model")
         fetched = _fetch(request, request.model, folder / "model", progress)
-        path = model_files(fetched.folder)
+        file = exports.checkpoint(fetched.folder)
+        if file is None:
+            path = model_files(fetched.folder)
+        else:
+            exported = exports.export(file, request.export, folder / "exported", progress)
+            path = exported.path
+            notes.extend(exported.notes)
 
     _collect(findings, get_model)
-    digest = fetched.digest if fetched is not None else ""
+    source = digest = ""
     model: ModelProto | None = None
-    if path is not None:
+    if fetched is not None and path is not None:
         inspected = preflight(path, asked_of(request), progress, cure_into=folder / cures.FOLDER)
         findings += inspected.findings
+        exported = not path.is_relative_to(fetched.folder)
+        # an exporter writes the date into its file: not the file's digest but what made it
+        source = digest = identity.digest({"source": fetched.digest, "export": _exported(request)}) if exported else fetched.digest
         path = inspected.path
         if not errors(inspected.findings):
             model = models.read_model(path)
-            digest = models.digest_of(models.model_files(path, model)) if inspected.cured else digest
+            if inspected.cured and exported:
+                reasons = sorted({finding.reason for finding in inspected.findings if finding.severity == "cured"})
+                digest = identity.digest({"source": source, "cures": tuple(reasons)})
+            elif inspected.cured:
+                digest = models.digest_of(models.model_files(path, model))
     calibration: Data | None = None
     validation: Data | None = None
 
@@ -100,7 +122,12 @@ def gather(request: PrepareRequest, folder: Path, progress: Progress) -> tuple[G
     assert fetched is not None
     assert path is not None
     assert model is not None
-    return Given(request, fetched, path, model, digest, calibration, validation), [finding.note for finding in findings]
+    return Given(request, fetched, path, model, source, digest, calibration, validation), [*notes, *(finding.note for finding in findings)]
+
+
+def _exported(request: PrepareRequest) -> Json:
+    """What of spec.model.export decides about the file."""
+    return {} if request.export is None else {"size": tuple(request.export.size), "nms": request.export.nms, "opset": request.export.opset}
 
 
 def _collect(findings: list[Finding], work: Callable[[], None]) -> None:

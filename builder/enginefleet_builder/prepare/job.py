@@ -132,7 +132,7 @@ def _baseline(given: Given, records: Records, progress: Progress) -> tuple[Basel
     validation = given.request.validation
     if validation is None or given.validation is None:
         return None, False
-    digests = (given.fetched.digest, given.validation.fetched.digest)
+    digests = (given.source, given.validation.fetched.digest)
     key = keys.baseline_key(model=digests[0], dataset=digests[1], validation=validation, preprocessing=given.request.preprocessing)
     standing = records.baseline(key)
     made = standing is None

@@ -86,6 +86,7 @@ def prepare_request(
     return PrepareRequest(
         name=f"{namespace}/{name}",
         model=model_source(spec, store),
+        export=spec.model.export,
         variants=list(variants),
         best_effort=len(ladder(spec)) > 1,
         flavours=[FLAVOUR],
@@ -111,7 +112,7 @@ def _without_thresholds(validation: Validation | None) -> Validation | None:
 def inputs_key(spec: ModelDeploymentSpec, store: EngineStoreSpec, refresh: str) -> str:
     """Changes exactly when the prepare Job must run again: its request less what only says who and where, and the refresh token."""
     request = prepare_request("", "", spec, store, "", (*ladder(spec), *first_variants(spec))).to_json_dict()
-    for field in ("store", "holder", "name", "timeoutSeconds"):
+    for field in ("store", "holder", "name", "timeoutSeconds", "targets", "batchSizes"):
         request.pop(field, None)
     return key_of("inputs", 1, {"request": request, "store": store.uri, "refresh": refresh, "recipe": PREPARE_RECIPE}, {"refresh": ""})[:32]
 
@@ -168,7 +169,9 @@ def recipe(spec: ModelDeploymentSpec) -> dict[str, Any]:
 
 
 def revision(spec: ModelDeploymentSpec, pinned: Resolved) -> str:
-    recipes: Mapping[str, Json] = {"prepare": pinned.prepare_recipe, "engine": pinned.engine_recipe, "build": digest(recipe(spec))}
+    recipes: dict[str, Json] = {"prepare": pinned.prepare_recipe, "engine": pinned.engine_recipe, "build": digest(recipe(spec))}
+    if spec.model.export is not None:
+        recipes["export"] = digest(spec.model.export.to_json_dict())
     return revision_id(model=pinned.model, precision=spec.precision, recipes=recipes, calibration=pinned.calibration)
 
 

@@ -1,0 +1,174 @@
+"""PyTorch files to ONNX, in a process of their own: .pt of Ultralytics by its command line, .pt2 of torch.export by export_worker.py.
+
+Such a file is code: opening a .pt unpickles it. So nothing of it is opened here; it runs under another interpreter (ENGINEFLEET_EXPORT_PYTHON, from
+an optional image), without this process's variables, and without network where the kernel lets us cut it off. Ultralytics is under the AGPL-3.0: it
+is a program that is started when somebody put it there, never imported, never installed by us.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from enginefleet_api.errors import EnvironmentFault, PermanentError
+from enginefleet_api.resources import ModelExport
+
+from ..gate.python_metric import unreadable
+from ..io import Progress
+from . import model as models
+from .findings import clean
+
+PYTHON_VARIABLE = "ENGINEFLEET_EXPORT_PYTHON"
+ULTRALYTICS, TORCH_EXPORT = (".pt", ".pth"), (".pt2",)
+SUFFIXES = (*ULTRALYTICS, *TORCH_EXPORT)
+WORKER = Path(__file__).with_name("export_worker.py")
+ISOLATE = ("unshare", "--user", "--map-root-user", "--net", "--")
+POLL = 0.2
+LAST_LINES = 3
+LOG_BYTES = 16384
+LICENCE = "Ultralytics and what it exports are under the AGPL-3.0 unless you have another licence of theirs"
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    path: Path
+    notes: tuple[str, ...]
+
+
+def checkpoint(folder: Path) -> Path | None:
+    """The PyTorch file below `folder` when there is no .onnx file and just one of it."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    found = [path for path in files if path.suffix.lower() in SUFFIXES]
+    return found[0] if len(found) == 1 and not any(path.suffix.lower() == ".onnx" for path in files) else None
+
+
+def not_allowed(path: Path) -> PermanentError:
+    message = f"{clean(path.name)} is a file of PyTorch: opening it runs the code in it, and spec.model.export does not allow that."
+    hint = (
+        "Give an .onnx file (`yolo export format=onnx`, torch.onnx.export), or set spec.model.export (by hand: prepare --export isolated)."
+    )
+    return PermanentError("ExportNotAllowed", message, hint)
+
+
+def export(given: Path, spec: ModelExport | None, work: Path, progress: Progress) -> Exported:
+    """The model in `given` as an .onnx file in `work` (a folder that is made).
+
+    Raises PermanentError `ExportNotAllowed`, `ExporterMissing`, `ExportFailed`; EnvironmentFault `ExportNotIsolated`.
+    """
+    if spec is None:
+        raise not_allowed(given)
+    python = _interpreter()
+    work.mkdir(parents=True)
+    home = work / "home"
+    home.mkdir()
+    ultralytics = given.suffix.lower() in ULTRALYTICS
+    # a name of ours: the file's own could be read as an option
+    source, target = work / ("model.pt" if ultralytics else "model.pt2"), work / "model.onnx"
+    shutil.copyfile(given, source)
+    command = _yolo(python, spec) if ultralytics else [str(python), "-I", str(WORKER)]
+    prefix, notes = _isolation(spec)
+    asked = "" if ultralytics else json.dumps({"model": str(source), "target": str(target), "opset": spec.opset})
+    progress("export to ONNX")
+    with unreadable():
+        code, log = _run([*prefix, *command], asked, work, _environment(home), progress)
+    if "No module named" in log and code:
+        raise _missing(f"its interpreter {python} has {_last(log)}")
+    if code or not target.is_file():
+        message = f"{clean(given.name)} could not be exported (exit code {code}): {_last(log)}."
+        raise PermanentError("ExportFailed", message, "Export it on a workstation, and give the .onnx file.")
+    shutil.rmtree(home)
+    return Exported(target, (*notes, _note(given, target, spec, ultralytics)))
+
+
+def _interpreter() -> Path:
+    named = os.environ.get(PYTHON_VARIABLE, "")
+    if not named:
+        raise _missing(f"{PYTHON_VARIABLE} names no interpreter")
+    if not Path(named).is_file():
+        raise _missing(f"{PYTHON_VARIABLE} names {named}, which is not there")
+    return Path(named)
+
+
+def _missing(what: str) -> PermanentError:
+    message = f"this image cannot export PyTorch files: {what}."
+    hint = "Set HardwareClass spec.prepare.image to an image with Ultralytics or torch in it (docs/preflight.md), or give an .onnx file."
+    return PermanentError("ExporterMissing", message, hint)
+
+
+def _yolo(python: Path, spec: ModelExport) -> list[str]:
+    program = python.with_name("yolo")
+    if not program.is_file():
+        raise _missing(f"there is no {program}: Ultralytics is not installed beside {python.name}")
+    nms = {"default": "None", "true": "True", "false": "False"}[spec.nms]
+    size = [f"imgsz={','.join(str(side) for side in spec.size)}"] if spec.size else []
+    return [
+        str(program),
+        "export",
+        "model=model.pt",
+        "format=onnx",
+        "device=cpu",
+        "simplify=False",
+        f"opset={spec.opset}",
+        f"nms={nms}",
+        *size,
+    ]
+
+
+def _isolation(spec: ModelExport) -> tuple[Sequence[str], list[str]]:
+    """(what to start the command with, notes)."""
+    if shutil.which(ISOLATE[0]) and subprocess.run([*ISOLATE, "true"], capture_output=True, check=False).returncode == 0:
+        return ISOLATE, []
+    if spec.trust == "trusted":
+        return (), [
+            "the exporter ran with network: the kernel does not let this container cut it off, and spec.model.export.trust allows it"
+        ]
+    message = "the network cannot be cut off from the exporter here: this container may not make namespaces."
+    hint = "Allow user namespaces on the node, or set spec.model.export.trust to trusted when the file is your own."
+    raise EnvironmentFault("ExportNotIsolated", message, hint)
+
+
+def _environment(home: Path) -> dict[str, str]:
+    """Nothing of ours: no credentials, no proxy."""
+    quiet = {"YOLO_AUTOINSTALL": "false", "YOLO_OFFLINE": "true", "YOLO_CONFIG_DIR": str(home), "HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1"}
+    return {"PATH": os.defpath, "HOME": str(home), "TMPDIR": str(home), "LC_ALL": "C.UTF-8", "CUDA_VISIBLE_DEVICES": ""} | quiet
+
+
+def _run(command: Sequence[str], asked: str, work: Path, environment: Mapping[str, str], progress: Progress) -> tuple[int, str]:
+    """(exit code, the end of what it said). Ended with all its children when the work must end."""
+    with (work / "export.log").open("w+b") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, cwd=work, env=dict(environment), start_new_session=True
+        )
+        assert process.stdin is not None
+        try:
+            with process.stdin as questions:
+                questions.write(asked.encode())
+            while process.poll() is None:
+                progress.wait(POLL)
+        except BrokenPipeError:
+            process.wait()
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        size = log.seek(0, os.SEEK_END)
+        log.seek(max(0, size - LOG_BYTES))
+        return process.returncode, log.read().decode(errors="replace")
+
+
+def _last(log: str) -> str:
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return clean("; ".join(lines[-LAST_LINES:]) or "it said nothing", 400).rstrip(".")
+
+
+def _note(given: Path, target: Path, spec: ModelExport, ultralytics: bool) -> str:
+    if not ultralytics:
+        return f"exported from {clean(given.name)} by torch.onnx.export, opset {spec.opset}"
+    version = models.metadata(models.read_model(target)).get("version", "of unknown version")
+    return f"exported from {clean(given.name)} by Ultralytics {clean(version)}, opset {spec.opset}, nms {spec.nms}; {LICENCE}"

@@ -1,0 +1,188 @@
+"""PyTorch files: what is refused, and what the exporter's process may not see. The exporter here is a program of the test's own: neither Ultralytics
+nor torch is installed in this environment (6 GB), so what they themselves do is not shown by these tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginefleet_api.errors import EnvironmentFault, PermanentError, TransientFault
+from enginefleet_api.jobs import Source
+from enginefleet_api.resources import ModelExport
+from enginefleet_builder.io import Cancellation, Progress
+from enginefleet_builder.prepare import export as exports
+from enginefleet_builder.prepare.export import checkpoint, export
+from tests.builder.models import classifier, save_model
+from tests.builder.support import Bench
+
+YOLO = """#!{python} -I
+import json, os, socket, sys
+from pathlib import Path
+try:
+    socket.create_connection(("127.0.0.1", {port}), timeout=2)
+    network = True
+except OSError:
+    network = False
+try:
+    parent = Path(f"/proc/{{os.getppid()}}/environ").read_bytes()
+except OSError:
+    parent = b""
+seen = {{"argv": sys.argv[1:], "env": dict(os.environ), "network": network, "parent": b"hunter2" in parent, "pid": os.getpid()}}
+Path({report!r}).write_text(json.dumps(seen))
+{then}
+"""
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> Path:
+    path = tmp_path / "in" / "format=engine.pt"
+    path.parent.mkdir()
+    path.write_bytes(b"PK\x03\x04 not opened by us")
+    return path
+
+
+class Exporter:
+    """An interpreter with a `yolo` beside it, as in an image that has Ultralytics."""
+
+    def __init__(self, folder: Path) -> None:
+        self.python = folder / "bin" / "python"
+        self.python.parent.mkdir(parents=True)
+        self.python.symlink_to(sys.executable)
+        self.report = folder / "report.json"
+        self.model = save_model(classifier(), folder / "made.onnx")
+
+    def brings(self, then: str, port: int = 1) -> None:
+        program = self.python.with_name("yolo")
+        program.write_text(YOLO.format(python=sys.executable, port=port, report=str(self.report), then=then))
+        program.chmod(0o755)
+
+    def makes_a_model(self, port: int = 1) -> None:
+        self.brings(f"import shutil; shutil.copyfile({str(self.model)!r}, 'model.onnx')", port)
+
+    def seen(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.report.read_text())
+        return found
+
+
+@pytest.fixture
+def exporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Exporter:
+    made = Exporter(tmp_path / "image")
+    monkeypatch.setenv(exports.PYTHON_VARIABLE, str(made.python))
+    return made
+
+
+def refused(given: Path, spec: ModelExport | None, work: Path) -> PermanentError:
+    with pytest.raises(PermanentError) as caught:
+        export(given, spec, work, Progress())
+    return caught.value
+
+
+def test_a_checkpoint_is_refused_unless_the_spec_allows_it(given: Path, tmp_path: Path) -> None:
+    error = refused(given, None, tmp_path / "work")
+    assert error.reason == "ExportNotAllowed"
+    assert "runs the code in it" in error.message
+    assert "spec.model.export" in error.hint
+
+
+def test_an_image_without_an_exporter_says_so(given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(exports.PYTHON_VARIABLE, raising=False)
+    error = refused(given, ModelExport(), tmp_path / "work")
+    assert error.reason == "ExporterMissing"
+    assert "spec.prepare.image" in error.hint
+
+
+def test_an_image_without_ultralytics_says_so(given: Path, tmp_path: Path, exporter: Exporter) -> None:
+    error = refused(given, ModelExport(), tmp_path / "work")
+    assert error.reason == "ExporterMissing"
+    assert "Ultralytics is not installed beside python" in error.message
+
+
+def test_an_image_without_torch_says_so(given: Path, tmp_path: Path, exporter: Exporter) -> None:
+    """The real worker under a real interpreter that has no torch."""
+    program = given.rename(given.with_name("program.pt2"))
+    error = refused(program, ModelExport(trust="trusted"), tmp_path / "work")
+    assert error.reason == "ExporterMissing"
+    assert "No module named 'torch'" in error.message
+
+
+def test_the_exporter_sees_no_credentials_and_no_network(
+    given: Path, tmp_path: Path, exporter: Exporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINEFLEET_STORE_SECRET_ACCESS_KEY", "hunter2")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        exporter.makes_a_model(server.getsockname()[1])
+        export(given, ModelExport(size=[320, 640], nms="false", opset=17), tmp_path / "work", Progress())
+    seen = exporter.seen()
+    assert "hunter2" not in json.dumps(seen["env"])
+    assert not seen["parent"]
+    assert not seen["network"]
+    assert (seen["env"]["YOLO_AUTOINSTALL"], seen["env"]["YOLO_OFFLINE"]) == ("false", "true")
+    assert seen["env"]["YOLO_CONFIG_DIR"].startswith(str(tmp_path / "work"))
+    options = ["export", "model=model.pt", "format=onnx", "device=cpu", "simplify=False", "opset=17", "nms=False", "imgsz=320,640"]
+    assert seen["argv"] == options
+
+
+def test_without_isolation_only_a_trusted_file_is_opened(
+    given: Path, tmp_path: Path, exporter: Exporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exports, "ISOLATE", ("false",))
+    exporter.makes_a_model()
+    with pytest.raises(EnvironmentFault) as caught:
+        export(given, ModelExport(), tmp_path / "a", Progress())
+    assert caught.value.reason == "ExportNotIsolated"
+    notes = export(given, ModelExport(trust="trusted"), tmp_path / "b", Progress()).notes
+    assert "ran with network" in notes[0]
+
+
+def test_a_failing_export_shows_its_last_lines_and_no_traceback(given: Path, tmp_path: Path, exporter: Exporter) -> None:
+    exporter.brings("raise RuntimeError('weights of another version')")
+    error = refused(given, ModelExport(), tmp_path / "work")
+    assert error.reason == "ExportFailed"
+    assert "RuntimeError: weights of another version" in error.message
+    assert "Traceback" not in error.message
+
+
+def test_ending_the_work_ends_the_exporter(given: Path, tmp_path: Path, exporter: Exporter) -> None:
+    exporter.brings("print(flush=True); sys.stdin.read(); import signal; signal.pause()")
+    cancellation = Cancellation()
+
+    class Watch(Progress):
+        def wait(self, seconds: float) -> None:
+            if exporter.report.exists():
+                self.cancellation.cancel(TransientFault("Terminated", "asked to end."))
+            super().wait(seconds)
+
+    with pytest.raises(TransientFault, match="Terminated"):
+        export(given, ModelExport(), tmp_path / "work", Watch(cancellation))
+    with pytest.raises(ProcessLookupError):
+        os.kill(exporter.seen()["pid"], 0)
+
+
+def test_which_files_are_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "a.pt").write_bytes(b"x")
+    assert checkpoint(tmp_path) == tmp_path / "a.pt"
+    (tmp_path / "b.pt").write_bytes(b"x")
+    assert checkpoint(tmp_path) is None
+    (tmp_path / "b.pt").rename(tmp_path / "b.onnx")
+    assert checkpoint(tmp_path) is None
+
+
+def test_prepare_exports_checks_and_notes_the_licence(bench: Bench, exporter: Exporter) -> None:
+    exporter.makes_a_model()
+    given = bench.folder / "yolo.pt"
+    given.write_bytes(b"PK\x03\x04")
+    source = Source(uri=given.as_uri())
+    with pytest.raises(PermanentError, match="ExportNotAllowed"):
+        bench.prepare(model=source)
+    report = bench.prepare(model=source, export=ModelExport())
+    assert any("AGPL-3.0" in note and "nms default" in note for note in report.notes)
+    assert report.baseline is not None
+    assert bench.prepare(model=source, export=ModelExport()).reused
+    assert not bench.prepare(model=source, export=ModelExport(nms="true")).reused
