@@ -12,6 +12,8 @@ CANDIDATES = ("int8", "fp16", "fp32")
 """What `precision: auto` tries, fastest first."""
 SCALED = ("int8", "fp8")
 """Precisions that need scales."""
+CAST = ("fp16", "bf16")
+"""Precisions that a calibration set is not needed for, but tells which values are too large."""
 
 
 class Variant(Contract):

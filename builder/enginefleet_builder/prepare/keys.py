@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from enginefleet_api import identity
 from enginefleet_api.identity import Json
 from enginefleet_api.resources import Calibration, Decoder, Preprocessing, Validation
-from enginefleet_api.variants import SCALED, Variant
+from enginefleet_api.variants import CAST, SCALED, Variant
 
 PREPROCESSING_DEFAULTS: Mapping[str, Json] = {
     "resize": "none",
@@ -48,8 +48,13 @@ def decoder_json(decoder: Decoder) -> dict[str, Json]:
 def prepared_key(
     *, model: str, variant: Variant, flavour: str, calibration: Calibration | None, dataset: str | None, preprocessing: Preprocessing | None
 ) -> str:
-    """`dataset`: digest of the calibration set; calibration and preprocessing only count where something is calibrated."""
+    """`dataset`: digest of the calibration set; calibration and preprocessing only count where samples are looked at."""
     precision = variant.precision
+    if precision in CAST and calibration is not None and dataset is not None:
+        # which nodes stay in FP32 follows from the values that they have on these samples
+        ranges: dict[str, Json] = {"digest": dataset, "method": "ranges"}
+        told = preprocessing_json(preprocessing)
+        return identity.prepared_key(model=model, precision=precision, flavour=flavour, calibration=ranges, preprocessing=told)
     if precision not in SCALED or calibration is None:
         return identity.prepared_key(model=model, precision=precision, flavour=flavour)
     if calibration.source == "model":
