@@ -31,7 +31,7 @@ class Model(Contract):
     """What to build: one ONNX model."""
 
     uri: Uri
-    """An .onnx file, or a folder with exactly one and its external data: s3://bucket/path or https://host/path."""
+    """An .onnx file, or a folder with exactly one and its external data: s3://bucket/path or https://host/path. See export for .pt files."""
     digest: Digest | None = None
     """Tree digest that the model must have; absent: what is found first is pinned in status.resolved."""
     credentials_secret_ref: LocalRef | None = None

@@ -168,7 +168,11 @@ def _last(log: str) -> str:
 
 
 def _note(given: Path, target: Path, spec: ModelExport, ultralytics: bool) -> str:
+    made = models.read_model(target)
+    opset = models.opsets(made).get("", 0)
+    # torch.onnx.export goes no lower than 18 when it cannot convert downwards, and does not fail for it
+    told = f"opset {opset}" + (f" ({spec.opset} was asked for)" if opset != spec.opset else "")
     if not ultralytics:
-        return f"exported from {clean(given.name)} by torch.onnx.export, opset {spec.opset}"
-    version = models.metadata(models.read_model(target)).get("version", "of unknown version")
-    return f"exported from {clean(given.name)} by Ultralytics {clean(version)}, opset {spec.opset}, nms {spec.nms}; {LICENCE}"
+        return f"exported from {clean(given.name)} by torch.onnx.export, {told}"
+    version = models.metadata(made).get("version", "of unknown version")
+    return f"exported from {clean(given.name)} by Ultralytics {clean(version)}, {told}, nms {spec.nms}; {LICENCE}"
