@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 from collections.abc import Sequence
 from typing import Any
@@ -12,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
 
 from enginefleet_builder.gate import coco
 from enginefleet_builder.gate.truth import Boxes
+
+COCO: Any = importlib.import_module("pycocotools.coco").COCO
+COCOeval: Any = importlib.import_module("pycocotools.cocoeval").COCOeval
 
 Picture = tuple[Boxes, dict[str, Any]]
 
@@ -122,7 +124,7 @@ def test_a_larger_set_and_many_boxes_a_picture() -> None:
 def test_pictures_without_objects_or_without_boxes() -> None:
     nothing = Boxes.of(np.zeros((0, 4)), np.zeros(0, np.int64))
     box = np.array([[10.0, 10.0, 30.0, 30.0]])
-    silent = {"boxes": [], "scores": [], "classes": []}
+    silent: dict[str, Any] = {"boxes": [], "scores": [], "classes": []}
     alarm = {"boxes": box.tolist(), "scores": [0.9], "classes": [0]}
     there = Boxes.of(box, np.zeros(1, np.int64))
     for pictures in ([(nothing, alarm), (there, alarm)], [(there, silent)], [(there, alarm), (there, silent)]):

@@ -64,20 +64,31 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 def judge(bench: Bench) -> Judge:
     """Prepares `given` with its baseline, and judges an engine of `model` (the same by default) against it."""
 
+    done: dict[object, PrepareReport] = {}
+
+    def prepare(model: ModelProto, validation: Validation | None, **common: Any) -> PrepareReport:
+        """Once for all gates that have the same baseline: most of a second is the checking of the model."""
+        key = (
+            model.SerializeToString(),
+            validation and validation.model_dump_json(exclude={"acceptance", "on_device", "required_classes"}),
+        )
+        if key not in done:
+            bench.give(model)
+            done[key] = bench.prepare(validation=validation, **common)
+        return done[key]
+
     def run(
         given: ModelProto, validation: Validation, model: ModelProto | None = None, preprocessing: Any = PREPROCESSING, **changes: Any
     ) -> Verdict:
-        common = {"validation": validation, "validation_source": Source(uri=validation.uri), "preprocessing": preprocessing}
-        bench.give(given)
-        prepared: PrepareReport = bench.prepare(**common)
+        common = {"validation_source": Source(uri=validation.uri), "preprocessing": preprocessing}
+        prepared = prepare(given, validation, **common)
         partner = prepared.prepared[0].prepared_key
         if model is not None:
-            bench.give(model)
-            other = bench.prepare(validation=None, validation_source=None)
-            prepared = other.model_copy(update={"baseline_key": prepared.baseline_key})
+            prepared = prepare(model, None, validation_source=None).model_copy(update={"baseline_key": prepared.baseline_key})
         key = gate_key_of(validation, changes.get("benchmark", BENCHMARK), prepared.baseline_key)
-        request = bench.build_request(prepared, gate_key=key, **common, **({"partner_prepared_key": partner} | changes))
-        bench.build(prepared, gate_key=key, **common, **({"partner_prepared_key": partner} | changes))
+        changes = {"partner_prepared_key": partner, "gate_key": key, "validation": validation, **common, **changes}
+        request = bench.build_request(prepared, **changes)
+        bench.build(prepared, **changes)
         found = bench.records.newest_verdict(request.engine_key, key)
         assert found is not None
         return found[1]

@@ -158,9 +158,10 @@ def test_cancelling_the_job_ends_it() -> None:
     timer = threading.Timer(0.7, progress.cancellation.cancel, [TransientFault("Terminated", "asked to end.")])
     timer.start()
     spec = PythonMetric(code="def sample(outputs, truth):\n    while True: pass")
-    with pytest.raises(TransientFault, match="Terminated"), open_code(spec, progress) as opened:
+    with open_code(spec, progress) as opened:
         assert opened is not None
-        opened.sample(OUTPUTS, TRUTH)
+        with pytest.raises(TransientFault, match="Terminated"):
+            opened.sample(OUTPUTS, TRUTH)
     timer.join()
 
 

@@ -300,7 +300,7 @@ def test_the_samples_that_are_needed_stand_beside_the_answer() -> None:
 
 NUMBERS = st.decimals(0, 1, places=6)
 values = st.one_of(NUMBERS.map(str), st.sampled_from(["NaN", "Infinity", "-Infinity", "", "x"]))
-intervals = st.one_of(st.just([]), st.lists(values, min_size=2, max_size=2))
+intervals: st.SearchStrategy[list[str]] = st.one_of(st.just([]), st.lists(values, min_size=2, max_size=2))
 thresholds = st.one_of(st.none(), st.decimals(0, 1, places=3).map(str))
 accuracies = st.one_of(
     st.none(),
