@@ -28,6 +28,8 @@ PICTURES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 MAX_PIXELS = 100_000_000
 """Largest picture that is decoded."""
 MAX_TEXT = 64 << 20
+LONGEST = 80
+"""Characters of a name in a message."""
 MOST_NAMED = 5
 """Files or names that one message lists."""
 METADATA = "metadata.csv"
@@ -91,11 +93,17 @@ def _upright(image: Image.Image) -> Image.Image:
 
 def below(root: Path, name: object, where: str) -> Path:
     """`root`/`name`. Raises PermanentError `DataSetUnsafe` for a name that leads out of `root`, also by a link."""
-    if not isinstance(name, str) or not name or "\0" in name:
-        raise mismatch(f"{where} names {shown(name)}, expected a path below the data set's folder")
-    posix = PurePosixPath(name.replace("\\", "/"))
-    path = root / posix
-    if posix.is_absolute() or ".." in posix.parts or not path.resolve().is_relative_to(root.resolve()):
+    try:
+        if not isinstance(name, str) or not name:
+            raise ValueError
+        posix = PurePosixPath(name.replace("\\", "/"))
+        path = root / posix
+        inside = path.resolve().is_relative_to(root.resolve())
+        path.exists()
+    # names with NUL or half a character, names that are too long, links in a circle
+    except (ValueError, OSError, RuntimeError) as error:
+        raise mismatch(f"{where} names {shown(name)}, expected a path below the data set's folder") from error
+    if posix.is_absolute() or ".." in posix.parts or not inside:
         message = f"{where} names {shown(name)}, which leads out of the data set's folder."
         raise PermanentError("DataSetUnsafe", message, "Name files relative to the folder, and put them into it.")
     return path
@@ -113,16 +121,24 @@ def text(file: Path, limit: int = MAX_TEXT) -> str:
         raise unreadable(file, f"byte {error.start} is no UTF-8 text") from error
 
 
+def printable(name: str) -> str:
+    """A name from outside, fit for a terminal: short, and nothing that moves the cursor."""
+    name = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in name[:LONGEST])
+    return name if len(name) < LONGEST else name[:-1] + "…"
+
+
 def shown(value: object) -> str:
     """A value from outside for a message: short, whatever it is."""
-    if isinstance(value, str | int | float | bool | None):
-        return repr(value) if len(repr(value)) <= 80 else repr(value)[:79] + "…"
+    if isinstance(value, str):
+        return f"'{printable(value)}'"
+    if isinstance(value, float | None) or (isinstance(value, int) and abs(value) < 1 << 64):
+        return repr(value)
     return f"a {type(value).__name__}"
 
 
 def listed(names: Sequence[str], most: int = MOST_NAMED) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(name if len(name) <= 80 else name[:79] + "…" for name in names[:most]) + more
+    return ", ".join(printable(name) for name in names[:most]) + more
 
 
 def picture_set(

@@ -23,6 +23,9 @@ from ..truth import Boxes
 from .files import PICTURES, below, listed, picture_set, pictures, shown, size_of, text
 
 MAX_YAML = 256 << 10
+MAX_DEPTH = 16
+OPENING = (yaml.BlockMappingStartToken, yaml.BlockSequenceStartToken, yaml.FlowMappingStartToken, yaml.FlowSequenceStartToken)
+CLOSING = (yaml.BlockEndToken, yaml.FlowMappingEndToken, yaml.FlowSequenceEndToken)
 MAX_LABELS = 4 << 20
 """Bytes of one picture's labels."""
 SLACK = 0.01
@@ -63,9 +66,7 @@ def open_yolo(root: Path, file: Path, preprocessor: Preprocessor, task: Task) ->
 def _read(file: Path) -> dict[str, Any]:
     content = text(file, MAX_YAML)
     try:
-        # merged again and again, a few aliases fill any memory
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(content)):
-            raise unreadable(file, "it has YAML aliases (*name), expected none")
+        _require_plain(file, content)
         document = yaml.safe_load(content)
     except yaml.MarkedYAMLError as error:
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
@@ -77,6 +78,17 @@ def _read(file: Path) -> dict[str, Any]:
         found = listed([str(key) for key in document]) if isinstance(document, dict) else shown(document)
         raise mismatch(f"{file.name} holds {found or 'nothing'}; expected YOLO's names and val")
     return document
+
+
+def _require_plain(file: Path, content: str) -> None:
+    """Merged again and again, a few aliases fill any memory; brackets in brackets take the parser hours."""
+    depth = 0
+    for token in yaml.scan(content):
+        if isinstance(token, yaml.AliasToken):
+            raise unreadable(file, "it has YAML aliases (*name), expected none")
+        depth += isinstance(token, OPENING) - isinstance(token, CLOSING)
+        if depth > MAX_DEPTH:
+            raise unreadable(file, f"it is nested more than {MAX_DEPTH} deep")
 
 
 def _classes(file: Path, document: dict[str, Any]) -> list[str]:
