@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from onnx import ModelProto
 
 from enginefleet_api import identity
-from enginefleet_api.errors import EngineFleetError, PermanentError
+from enginefleet_api.errors import PermanentError
 from enginefleet_api.identity import Json
 from enginefleet_api.jobs import PrepareRequest, Source
+from enginefleet_api.resources import Preprocessing
 from enginefleet_api.variants import CAST, SCALED
 
+from ..gate import hygiene
 from ..gate.datasets import Dataset, Task, open_dataset
 from ..gate.preprocessing import Preprocessor
 from ..io import Progress
@@ -107,17 +110,20 @@ def gather(request: PrepareRequest, folder: Path, progress: Progress) -> tuple[G
         if calibrates(request) and request.calibration is not None and request.calibration_source is not None:
             progress("fetch calibration set")
             calibration = _data(request, request.calibration_source, folder / "calibration", "calibration", progress)
-            findings.extend(_data_findings("calibration", calibration.dataset, request.calibration.min_samples, model))
+            findings.extend(_data_findings("calibration", calibration.dataset, request.calibration.min_samples))
 
     def get_validation() -> None:
         nonlocal validation
         if request.validation is not None and request.validation_source is not None:
             progress("fetch validation set")
             validation = _data(request, request.validation_source, folder / "validation", request.validation.task, progress)
-            findings.extend(_data_findings("validation", validation.dataset, request.validation.min_samples, model))
+            findings.extend(_data_findings("validation", validation.dataset, request.validation.min_samples))
 
     _collect(findings, get_calibration)
     _collect(findings, get_validation)
+    if model is not None:
+        sets = {what: data.dataset for what, data in (("calibration", calibration), ("validation", validation)) if data is not None}
+        findings += _hygiene(sets, model, request.preprocessing, progress)
     refuse(findings)
     assert fetched is not None
     assert path is not None
@@ -160,17 +166,23 @@ def _data(request: PrepareRequest, source: Source, folder: Path, task: Task, pro
     return Data(fetched, open_dataset(fetched.folder, Preprocessor.of(request.preprocessing), task))
 
 
-def _data_findings(what: str, dataset: Dataset, minimum: int, model: ModelProto | None) -> list[Finding]:
-    """Too few samples; samples that the model (None: unreadable) cannot take, by the first and the last one."""
-    findings = []
+def _data_findings(what: str, dataset: Dataset, minimum: int) -> list[Finding]:
+    """Too few samples, and what the reader took for granted."""
+    findings = [Finding("warning", "DataSetNotes", f"the {what} set: {note}.") for note in dataset.notes]
     if dataset.size < minimum:
         message = f"the {what} set has {dataset.size} samples, expected at least {minimum}."
         findings.append(Finding("error", "TooFewSamples", message, f"Add samples, or lower {what}.minSamples."))
-    if model is None or not dataset.size:
-        return findings
-    for index in dict.fromkeys([0, dataset.size - 1]):
-        try:
-            dataset.feed([index], models.inputs(model))
-        except EngineFleetError as error:
-            findings.append(Finding.of(error))
     return findings
+
+
+def _hygiene(sets: Mapping[str, Dataset], model: ModelProto, preprocessing: Preprocessing | None, progress: Progress) -> list[Finding]:
+    """What samples show as the model gets them: whether they fit at all, and whether they are what somebody meant to use."""
+    surveys = {
+        what: hygiene.survey(dataset, models.inputs(model), partial(progress, f"look at the {what} set"))
+        for what, dataset in sets.items()
+        if dataset.size
+    }
+    said = [concern for what, found in surveys.items() for concern in hygiene.concerns(what, found, preprocessing)]
+    if len(surveys) == 2:
+        said += hygiene.compare(surveys["calibration"], surveys["validation"])
+    return [Finding(concern.severity, concern.reason, concern.message, concern.hint) for concern in said]
