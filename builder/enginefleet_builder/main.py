@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from enginefleet_api.errors import EngineFleetError
-from enginefleet_api.jobs import BuildRequest, FetchRequest, PrepareRequest, ProbeRequest, RuntimeCheckRequest
+from enginefleet_api.jobs import BuildRequest, FetchRequest, PrepareRequest, ProbeRequest, RuntimeCheckRequest, StoreRef
 from enginefleet_api.variants import SCALED
 
 from . import by_hand, shell
@@ -209,6 +209,30 @@ def judge(
 def _flags(*, task: str, metric: str, min_samples: int, max_drop: str | None, minimum: str | None, **others: Any) -> dict[str, Any]:
     gate = {"task": task, "metric": metric, "min_samples": min_samples, "max_drop": max_drop, "minimum": minimum}
     return others | {"gate": gate | {"required_classes": others["required_class"] or []}}
+
+
+@app.command()
+def report(
+    store: Annotated[str, typer.Option(help="s3://bucket/prefix/ or a folder.")],
+    engine: Annotated[str, typer.Option(help="Engine key, from the report of build.")],
+    gate: Annotated[str | None, typer.Option(help="Gate key; without it the gate that judged last.")] = None,
+    compare: Annotated[list[str] | None, typer.Option(help="Key of another engine to compare with; those of the model are found.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File for the page, or for the JSON; - is standard output.")] = None,
+    endpoint: Endpoint = "",
+    as_json: AsJson = False,
+) -> None:
+    """Explain a verdict on one page that needs nothing else, or as JSON. Reads the store, changes nothing."""
+    name = f"enginefleet-report-{engine[:10]}.{'json' if as_json else 'html'}"
+    target = out or Path("-" if as_json else name)
+
+    def work(progress: Progress) -> Any:
+        from .report.job import write_by_hand
+
+        return write_by_hand(
+            StoreRef.model_validate(by_hand.store(store, endpoint)), engine, gate, compare or [], target, as_json, progress
+        )
+
+    _done(shell.run(work, timeout_seconds=600, as_json=as_json))
 
 
 @app.command()

@@ -26,6 +26,16 @@ class BuiltEngine:
     warnings: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class NodeRun:
+    """One node as the runtime ran it: operator, element types of inputs and outputs (`int8`, `float16`, `float`, …), seconds over all runs."""
+
+    op: str
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    seconds: float
+
+
 class Session(Protocol):
     """A loaded engine in its own process. A crash there is an EngineFleetError here."""
 
@@ -53,3 +63,6 @@ class Backend(Protocol):
 
     def load(self, engine: Path, recipe: Mapping[str, Any], progress: Progress) -> AbstractContextManager[Session]:
         """Load as the server does, in a child process."""
+
+    def profile(self, engine: Path, recipe: Mapping[str, Any], feeds: Mapping[str, Array], runs: int, progress: Progress) -> list[NodeRun]:
+        """What ran in which type and for how long, in a child process of its own; a first run is not counted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -16,7 +17,7 @@ from enginefleet_api.errors import PermanentError
 
 from ..gate.arrays import Array
 from ..io import Progress
-from .base import BuiltEngine
+from .base import BuiltEngine, NodeRun
 from .child import Child
 from .ort_session import Level
 from .threads import resolve_threads
@@ -51,6 +52,12 @@ class OnnxRuntime:
     def load(self, engine: Path, recipe: Mapping[str, Any], progress: Progress) -> Iterator[OrtSession]:
         with open_session(engine, str(recipe.get("threads", "auto")), progress) as session:
             yield session
+
+    def profile(self, engine: Path, recipe: Mapping[str, Any], feeds: Mapping[str, Array], runs: int, progress: Progress) -> list[NodeRun]:
+        threads = resolve_threads(str(recipe.get("threads", "auto")))
+        with tempfile.TemporaryDirectory(prefix="profile-") as folder, Child(CHILD, progress) as child:
+            header = {"do": "profile", "engine": str(engine), "threads": threads, "runs": runs, "folder": folder}
+            return [NodeRun(**node) for node in child.ask(header, feeds)[0]["nodes"]]
 
 
 class OrtSession:

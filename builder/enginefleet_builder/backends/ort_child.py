@@ -1,6 +1,7 @@
 """The child's side: `python -m enginefleet_builder.backends.ort_child` serves one parent until its standard input ends.
 
-optimize {model, engine, threads, inline}; load {engine, threads, level}; run; timings {warm_up, iterations, seconds}. See frames.py.
+optimize {model, engine, threads, inline}; load {engine, threads, level}; run; timings {warm_up, iterations, seconds};
+profile {engine, threads, runs, folder}. See frames.py.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ class Server:
                 return {}, self._run(arrays)
             case "timings":
                 return {}, {"seconds": self._timings(arrays, header["warm_up"], header["iterations"], header["seconds"])}
+            case "profile":
+                ran = ort_session.profile(Path(header["engine"]), header["threads"], arrays, header["runs"], Path(header["folder"]))
+                return {"nodes": ran}, {}
             case other:
                 raise ValueError(f"unknown request {other!r}")
 

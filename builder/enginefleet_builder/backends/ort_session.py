@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict
 
@@ -55,6 +57,43 @@ def optimize(model: Path, engine: Path, threads: int, inline: bool) -> None:
     chosen.optimized_model_filepath = str(engine)
     source: str | bytes = importlib.import_module("onnx").load(model).SerializeToString() if inline else str(model)
     ort.InferenceSession(source, chosen, providers=PROVIDERS)
+
+
+class Ran(TypedDict):
+    """One node: operator, element types of its inputs and outputs in ONNX Runtime's spelling, seconds over all runs."""
+
+    op: str
+    inputs: list[str]
+    outputs: list[str]
+    seconds: float
+
+
+def profile(engine: Path, threads: int, feeds: Mapping[str, Any], runs: int, folder: Path) -> list[Ran]:
+    """Run the engine under ONNX Runtime's profiler, which writes into `folder`; each node with its time over `runs`, a first one not counted."""
+    chosen = options(threads, "none")
+    chosen.enable_profiling = True
+    chosen.profile_file_prefix = str(folder / "profile")
+    session = ort.InferenceSession(str(engine), chosen, providers=PROVIDERS)
+    for _ in range(runs + 1):
+        session.run(None, dict(feeds))
+    events = json.loads(Path(session.end_profiling()).read_bytes())
+    warm = min(event["ts"] + event["dur"] for event in events if event["name"] == "model_run")
+    nodes: dict[tuple[str, str], Ran] = {}
+    for event in events:
+        details = event.get("args", {})
+        if event.get("cat") != "Node" or not event["name"].endswith("_kernel_time") or event["ts"] < warm:
+            continue
+        node = nodes.setdefault(
+            (event["name"], str(details.get("node_index"))),
+            {"op": details["op_name"], "inputs": _types(details, "input"), "outputs": _types(details, "output"), "seconds": 0.0},
+        )
+        node["seconds"] += event["dur"] / 1e6
+    return list(nodes.values())
+
+
+def _types(details: Mapping[str, Any], side: str) -> list[str]:
+    """A list of {type: shape}, one an input that is there."""
+    return [name for item in details.get(f"{side}_type_shape", []) for name in item]
 
 
 def inputs(session: InferenceSession) -> list[Described]:

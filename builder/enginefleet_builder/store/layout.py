@@ -64,6 +64,20 @@ def verdict_blob(key: str) -> str:
     return "sha256:" + key.rpartition("/")[2].partition("-")[0]
 
 
+def gates(engine_key: str) -> str:
+    """Prefix of all verdicts of an engine key."""
+    return f"engines/{_hex(engine_key)}/verdicts/"
+
+
+def variants(model: str, fingerprint: str) -> str:
+    """Prefix of the index of engines that were made of one model, by its digest as given, for one kind of device."""
+    return f"models/{digest_hex(model)}/{_holder(fingerprint)}/"
+
+
+def variant(model: str, fingerprint: str, engine_key: str) -> str:
+    return f"{variants(model, fingerprint)}{_hex(engine_key)}"
+
+
 def report(engine_key: str, gate_key: str, name: str) -> str:
     return f"reports/{_hex(engine_key)}/{_hex(gate_key)}/{name}"
 

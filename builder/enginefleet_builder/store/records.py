@@ -92,6 +92,19 @@ class Records:
         verdict = self._document(newest, Verdict)
         return None if verdict is None else (newest, verdict)
 
+    def gates(self, engine_key: str) -> list[str]:
+        """Gate keys that an engine was judged by, the one with the newest verdict last."""
+        keys = sorted((key for key in self.store.list(layout.gates(engine_key)) if key.endswith(".json")), key=layout.verdict_order)
+        return list(reversed(dict.fromkeys(key.split("/")[-2] for key in reversed(keys))))
+
+    def add_variant(self, model: str, fingerprint: str, engine_key: str) -> None:
+        """Let those who compare engines of a model find this one. `model`: its digest as given."""
+        self.store.put_if_absent(layout.variant(model, fingerprint, engine_key), engine_key.encode())
+
+    def variants(self, model: str, fingerprint: str) -> list[str]:
+        """Keys of the engines that were judged for this model on this kind of device."""
+        return [key.rpartition("/")[2] for key in self.store.list(layout.variants(model, fingerprint))]
+
     # ---- prepared models and baselines ----
 
     def publish_prepared(self, manifest: PreparedManifest, folder: Path) -> PreparedManifest:
@@ -135,6 +148,10 @@ class Records:
     def put_report(self, engine_key: str, gate_key: str, name: str, body: Body) -> None:
         """Something for people to read; the first of a name stands."""
         self.store.put_if_absent(layout.report(engine_key, gate_key, name), body)
+
+    def report(self, engine_key: str, gate_key: str, name: str) -> bytes | None:
+        stored = self.store.get(layout.report(engine_key, gate_key, name))
+        return None if stored is None else stored.body
 
     # ---- documents ----
 
