@@ -15,12 +15,13 @@ from enginefleet_api.identity import (
     release_id,
     revision_id,
 )
-from enginefleet_api.jobs import BuildRequest, PrepareReport, PrepareRequest, Source, StoreRef
+from enginefleet_api.jobs import BuildRequest, PreflightTarget, PrepareReport, PrepareRequest, Source, StoreRef
 from enginefleet_api.keys import gate_key_of
 from enginefleet_api.resources import EngineStoreSpec, ModelDeploymentSpec, Resolved, Validation
 from enginefleet_api.variants import SCALED, Variant, rungs
 
 from .ladder import FP32
+from .model import HardwareClass
 
 FLAVOUR = "onnxruntime"
 REFERENCE_TEMPLATE = "reference-server/2"
@@ -115,6 +116,29 @@ def inputs_key(spec: ModelDeploymentSpec, store: EngineStoreSpec, refresh: str) 
     for field in ("store", "holder", "name", "timeoutSeconds", "targets", "batchSizes"):
         request.pop(field, None)
     return key_of("inputs", 1, {"request": request, "store": store.uri, "refresh": refresh, "recipe": PREPARE_RECIPE}, {"refresh": ""})[:32]
+
+
+def preflight_targets(spec: ModelDeploymentSpec, classes: Sequence[HardwareClass]) -> list[PreflightTarget]:
+    """What is known of the devices when prepare starts; a class that is not probed yet is one of unknown version."""
+    found: list[PreflightTarget] = []
+    for one in classes:
+        image = one.spec.runtime.image
+        facts = [p.runtime for p in one.status.probed if p.image == image] or [{}]
+        versions = dict.fromkeys((f.get("backendVersion"), f.get("computeCapability"), f.get("l4t")) for f in facts)
+        found += [
+            PreflightTarget(
+                name=one.name,
+                backend=one.spec.backend,
+                version=version,
+                compute_capability=capability,
+                l4t=l4t,
+                image=image,
+                dla=spec.build.dla is not None,
+                plugins=tuple(spec.build.plugins),
+            )
+            for version, capability, l4t in versions
+        ]
+    return found
 
 
 def more_request(request: PrepareRequest, pinned: Resolved) -> PrepareRequest:

@@ -37,7 +37,13 @@ def prepare_job(s: Snapshot, action: StartPrepare) -> dict[str, Any]:
     request = requests.prepare_request(s.namespace, s.name, s.spec, s.store, f"{s.uid}/{action.job}", action.variants)
     if action.pinned is not None:
         request = requests.more_request(request, action.pinned)
-    request = request.model_copy(update={"timeout_seconds": PREPARE_DEADLINE - MARGIN})
+    request = request.model_copy(
+        update={
+            "timeout_seconds": PREPARE_DEADLINE - MARGIN,
+            "targets": requests.preflight_targets(s.spec, targets(s)),
+            "batch_sizes": s.spec.benchmark.batch_sizes,
+        }
+    )
     return pods.job(
         name=action.job,
         namespace=s.namespace,

@@ -9,10 +9,11 @@ import pytest
 
 from enginefleet_api.documents import Answer
 from enginefleet_api.errors import FailureClass
-from enginefleet_api.jobs import PrepareReport, ResolvedPrepared
+from enginefleet_api.jobs import PrepareReport, PrepareRequest, ResolvedPrepared
 from enginefleet_api.variants import Variant
 from enginefleet_operator.planning.decide import decide
 from enginefleet_operator.planning.model import Failure, Snapshot, StartPrepare
+from enginefleet_operator.render import manifests
 
 from . import worlds as w
 
@@ -164,3 +165,12 @@ def test_a_speed_up_that_is_asked_for_brings_its_partner() -> None:
     s = w.fleet(spec=spec)
     start = w.first(decide(s, w.NOW), StartPrepare)
     assert [v.id for v in start.variants] == ["int8-entropy", "fp32"]
+
+
+def test_prepare_is_told_for_which_runtimes_it_checks_the_model() -> None:
+    s = w.fleet()
+    start = w.first(decide(s, w.NOW), StartPrepare)
+    env = manifests.prepare_job(s, start)["spec"]["template"]["spec"]["containers"][0]["env"]
+    request = PrepareRequest.model_validate_json(next(e["value"] for e in env if e["name"] == "ENGINEFLEET_REQUEST"))
+    assert [(t.name, t.backend, t.version) for t in request.targets] == [("cpu", "onnxruntime", "1.24.4")]
+    assert request.batch_sizes == [1]
