@@ -210,7 +210,26 @@ def test_precisions_of_the_model_are_compared() -> None:
 def test_worst_samples_are_shown_with_file_name_and_reason() -> None:
     found = judged()
     assert [attributes["alt"] for attributes in found.all("img")] == [f"Sample {index}: night/{index:04}.png" for index in range(5)]
-    assert "night/0005.png (sample 5), loss 0.5000 right in FP32, wrong here engine: label 3" in found.words("figure")
+    assert "night/0005.png (sample 5) , loss 0.5000 right in FP32, wrong here engine: label 3" in found.words("figure")
+
+
+def test_boxes_lie_over_the_picture_from_the_confidence_of_production_on() -> None:
+    found_before = {"boxes": [[2, 3, 20, 21], [0, 0, 5, 5]], "scores": [0.9, 0.36], "classes": [0, 0]}
+    found_after = {"boxes": [[2, 3, 20, 22], [0, 0, 5, 5]], "scores": [0.8, 0.34], "classes": [0, 0]}
+    worst = [WorstSample(index=0, identity="a.png", loss="1", why="finds 1 of 2 objects", baseline=found_before, engine=found_after)]
+    shown = records.picture().model_copy(update={"labelled": [(2.0, 3.0, 20.0, 21.0)]})
+    found = made(engine=records.judged(**(records.full_verdict() | {"worst": worst})), pictures={0: shown})
+    kinds = [attributes["class"] for attributes in found.all("rect") if attributes.get("class", "").startswith("box")]
+    assert kinds == ["box labelled", "box before", "box before", "box after"]
+    assert "Boxes: 1 labelled, 2 by FP32, 1 by the engine" in [attributes["aria-label"] for attributes in found.all("svg")]
+    assert "from confidence 0.35 on" in found.words("main")
+
+
+@pytest.mark.parametrize("boxes", [[[1, 2]], [["x"] * 4], "nonsense", [[float("nan")] * 4], 7])
+def test_boxes_that_are_none_are_not_drawn(boxes: Any) -> None:
+    worst = [WorstSample(index=0, identity="a.png", loss="1", why="w", engine={"boxes": boxes, "scores": [1.0]})]
+    found = made(engine=records.judged(worst=worst))
+    assert [item for item in found.all("rect") if "box" in item.get("class", "").split()] == []
 
 
 def test_every_table_says_where_its_numbers_are_stored() -> None:
@@ -330,9 +349,11 @@ def test_the_json_keeps_what_its_schema_promised() -> None:
     assert lost({"a": {"b": 1, "c": 2}}, {"a": {"b": 2}}) == ["/a/b", "/a/c"]
 
 
-def test_the_json_can_be_read_again() -> None:
-    data = report_of(records.sources())
-    assert ReportData.model_validate_json(data.model_dump_json(by_alias=True, exclude_none=True)) == data
+def test_the_json_can_be_read_again_with_all_and_with_nothing_known() -> None:
+    bare = replace(records.judged(accuracy=None, latency=[]), build=None, manifest=None)
+    for given in (records.sources(), Sources(engine=bare, others=(), store=records.STORE, made=records.TIME)):
+        data = report_of(given)
+        assert ReportData.model_validate_json(data.model_dump_json(by_alias=True, exclude_none=True)) == data
 
 
 # ---- by hand ----

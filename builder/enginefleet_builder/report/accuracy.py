@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element
 from enginefleet_api.documents import Part
 
 from .cells import SIGNS, count, interval, short, size, stored, table, text
-from .graphs import Scale, estimate, scale_of
+from .graphs import Scale, estimate, outline, overlay, scale_of
 from .markup import Content
 from .markup import element as e
 from .model import Precision, ReportData, Worst, number
@@ -190,20 +190,31 @@ def operating_point(data: ReportData) -> Content:
 def worst(data: ReportData) -> Content:
     if not data.worst:
         return None
+    confidence = next((item.confidence for item in data.worst if item.confidence), None)
+    legend = f"Boxes: labelled dotted, FP32 dashed, engine solid, the last two from confidence {confidence} on."
     return (
         e("p", "The samples on which the engine lost most against FP32: look whether you would mind."),
+        e("p", legend) if confidence else None,
         e("ul", [e("li", _figure(item)) for item in data.worst], class_="samples"),
         stored(data, verdict="worst", this_report="worst"),
     )
 
 
 def _figure(item: Worst) -> Element:
+    records = [(e("br"), f"{who}: ", text(words)) for who, words in (("FP32", item.baseline), ("engine", item.engine)) if words]
+    name = (text(item.identity), f" (sample {item.index})") if item.identity != str(item.index) else f"sample {item.index}"
+    return e("figure", _shown(item), e("figcaption", e("b", name), f", loss {short(item.loss)}", e("br"), text(item.why), records))
+
+
+def _shown(item: Worst) -> Element:
     picture = item.picture
     if picture is None:
-        shown = e("div", "no picture", class_="nopicture")
-    else:
-        tiny = "tiny" if max(picture.width, picture.height) <= 64 else None
-        shown = e("img", src=picture.uri, alt=f"Sample {item.index}: {item.identity}", class_=tiny)
-    records = [(e("br"), f"{who}: ", text(words)) for who, words in (("FP32", item.baseline), ("engine", item.engine)) if words]
-    loss = f" (sample {item.index}), loss {short(item.loss)}"
-    return e("figure", shown, e("figcaption", e("b", text(item.identity)), loss, e("br"), text(item.why), records))
+        return e("div", "no picture", class_="nopicture")
+    tiny = "tiny" if max(picture.width, picture.height) <= 64 else None
+    image = e("img", src=picture.uri, alt=f"Sample {item.index}: {item.identity}", class_=tiny)
+    boxes = (("labelled", picture.labelled), ("before", item.baseline_boxes), ("after", item.engine_boxes))
+    drawn = [outline(box, kind) for kind, found in boxes for box in found]
+    if not drawn:
+        return image
+    words = ", ".join(f"{len(found)} {kind}" for kind, (_, found) in zip(("labelled", "by FP32", "by the engine"), boxes, strict=True))
+    return e("div", image, overlay(drawn, picture.width, picture.height, f"Boxes: {words}"), class_="framed")

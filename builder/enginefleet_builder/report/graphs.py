@@ -61,6 +61,17 @@ def bar(scale: Scale, value: str, line: str | None = None, dot: str | None = Non
     return _graph(marks, ", ".join(text for text in (value, line, dot) if text is not None))
 
 
+def overlay(marks: Sequence[Element], width: int, height: int, words: str) -> Element:
+    """Lies over a picture of that many pixels, which is fitted into its frame."""
+    return e("svg", marks, viewBox=f"0 0 {width} {height}", role="img", aria_label=words, focusable="false")
+
+
+def outline(box: Sequence[float], kind: str) -> Element:
+    """A box x1, y1, x2, y2 in pixels."""
+    x1, y1, x2, y2 = box
+    return e("rect", x=f"{x1:g}", y=f"{y1:g}", width=f"{max(0.0, x2 - x1):g}", height=f"{max(0.0, y2 - y1):g}", class_=f"box {kind}")
+
+
 def _across(kind: str, scale: Scale, value: Decimal | None) -> Element | None:
     return None if value is None else e("line", x1=scale.place(value), x2=scale.place(value), y1="0%", y2="100%", class_=kind)
 

@@ -8,12 +8,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
+from math import isfinite
 from typing import Any, Literal
 
 from pydantic import Field
 
 from enginefleet_api.base import Contract
-from enginefleet_api.documents import Accuracy, Answer, Baseline, BuildRecord, Latency, Metric, Part, PreparedManifest, Speedup, Verdict
+from enginefleet_api.documents import (
+    Accuracy,
+    Answer,
+    Baseline,
+    BuildRecord,
+    Latency,
+    Metric,
+    Part,
+    PreparedManifest,
+    Speedup,
+    Verdict,
+    WorstSample,
+)
 from enginefleet_api.jobs import BuildRequest, StoreRef, clip
 
 from ..store import layout
@@ -31,6 +44,14 @@ TEXT = 2000
 NAME = 300
 """Bytes of one name."""
 MOST_DIGITS = 30
+MOST_WORST = 24
+MOST_BOXES = 30
+SHOWN_CONFIDENCE = "0.25"
+"""As gate/tasks/detection.py has it."""
+
+
+Box = tuple[float, float, float, float]
+"""x1, y1, x2, y2"""
 
 
 class Picture(Contract):
@@ -39,6 +60,8 @@ class Picture(Contract):
     uri: str
     width: int
     height: int
+    labelled: list[Box] = Field(default_factory=list)
+    """The labelled boxes, in pixels of the size above."""
 
 
 class Fact(Contract):
@@ -88,8 +111,12 @@ class Worst(Contract):
     loss: str
     why: str
     baseline: str
-    """What the FP32 baseline made of it, as compact JSON."""
+    """What the FP32 baseline made of it, in words."""
     engine: str
+    baseline_boxes: list[Box] = Field(default_factory=list)
+    """Those of at least `confidence`, in pixels of the picture."""
+    engine_boxes: list[Box] = Field(default_factory=list)
+    confidence: str = ""
     picture: Picture | None = None
 
 
@@ -120,21 +147,21 @@ class ReportData(Contract):
     engine_key: str
     gate_key: str
     blob: str
-    size: int | None
+    size: int | None = None
     records: list[Stored]
     thresholds: list[Threshold]
     metric: str
-    baseline: Metric | None
+    baseline: Metric | None = None
     """FP32 over the whole validation set; `accuracy.baseline` is over the samples that were judged."""
-    accuracy: Accuracy | None
+    accuracy: Accuracy | None = None
     classes_left_out: int
     groups_left_out: int
     precisions: list[Precision]
     precisions_left_out: int
     latency: list[Latency]
-    speedup: Speedup | None
+    speedup: Speedup | None = None
     worst: list[Worst]
-    layers: Layers | None
+    layers: Layers | None = None
     inputs: list[Fact]
     recipe: list[Fact]
     environment: list[Fact]
@@ -143,7 +170,7 @@ class ReportData(Contract):
     warnings: list[str]
     notes: list[str]
     steps: list[Step]
-    request: dict[str, Any] | None
+    request: dict[str, Any] | None = None
     """What `enginefleet judge --request` takes; no secrets are in it."""
 
 
@@ -206,7 +233,7 @@ def report_of(sources: Sources) -> ReportData:
         precisions_left_out=max(0, len(precisions) - MOST_PRECISIONS),
         latency=verdict.latency,
         speedup=verdict.speedup,
-        worst=[_worst(item, sources.pictures) for item in verdict.worst[:24]],
+        worst=[_worst(item, sources.pictures, _confidence(verdict)) for item in verdict.worst[:MOST_WORST]],
         layers=sources.layers,
         inputs=_facts(_inputs(sources)),
         recipe=_facts(_recipe(engine)),
@@ -273,16 +300,43 @@ def _bounded_metric(metric: Metric) -> Metric:
     return metric.model_copy(update={"per_class": {}, "class_samples": {}, "per_group": {}, "group_samples": {}})
 
 
-def _worst(item: Any, pictures: Mapping[int, Picture]) -> Worst:
+def _worst(item: WorstSample, pictures: Mapping[int, Picture], confidence: str) -> Worst:
+    baseline_boxes, engine_boxes = (_boxes(record, confidence) for record in (item.baseline, item.engine))
     return Worst(
         index=item.index,
         identity=clip(item.identity, NAME),
         loss=item.loss,
         why=clip(item.why, NAME),
-        baseline=clip(_text(item.baseline), NAME),
-        engine=clip(_text(item.engine), NAME),
+        baseline=clip(_scalars(item.baseline), NAME),
+        engine=clip(_scalars(item.engine), NAME),
+        baseline_boxes=baseline_boxes,
+        engine_boxes=engine_boxes,
+        confidence=confidence if baseline_boxes or engine_boxes else "",
         picture=pictures.get(item.index),
     )
+
+
+def _scalars(record: Mapping[str, Any]) -> str:
+    """What of a record can be said in words; boxes are drawn, and counts a class are in the table of classes."""
+    return ", ".join(f"{name} {_text(value)}" for name, value in record.items() if not isinstance(value, list | Mapping))
+
+
+def _boxes(record: Mapping[str, Any], confidence: str) -> list[Box]:
+    """Boxes of a detection's record that production would see, the surest first."""
+    least = number(confidence) or Decimal(0)
+    try:
+        found = [
+            tuple(map(float, box)) for box, score in zip(record.get("boxes", []), record.get("scores", []), strict=False) if score >= least
+        ]
+    except (TypeError, ValueError):
+        return []
+    return [(x1, y1, x2, y2) for x1, y1, x2, y2 in (box for box in found if len(box) == 4 and all(map(isfinite, box)))][:MOST_BOXES]
+
+
+def _confidence(verdict: Verdict) -> str:
+    """Where production cuts off, or what the gate ranks worst samples by where it is not told."""
+    point = (verdict.thresholds.get("accuracy") or {}).get("operatingPoint") or {}
+    return str(point.get("confidence", SHOWN_CONFIDENCE))
 
 
 def _records(sources: Sources) -> list[Stored]:

@@ -13,7 +13,7 @@ from enginefleet_api.errors import EngineFleetError
 
 from ..gate.arrays import Array
 from ..gate.samples import Dataset
-from .model import Picture
+from .model import MOST_BOXES, Box, Picture
 
 SIDE = 160
 """Longest side in pixels."""
@@ -37,7 +37,16 @@ def _pictures(dataset: Dataset, indices: Iterable[int]) -> Iterator[tuple[int, P
             # a file that was there when it was judged is not now: the report does without
             continue
         if image is not None and (uri := _uri(image)) is not None:
-            yield index, Picture(uri=uri, width=image.width, height=image.height)
+            yield index, Picture(uri=uri, width=image.width, height=image.height, labelled=_labelled(dataset, index))
+
+
+def _labelled(dataset: Dataset, index: int) -> list[Box]:
+    """Empty where the set has no boxes."""
+    try:
+        boxes = dataset.boxes(index).boxes[:MOST_BOXES].tolist()
+    except EngineFleetError:
+        return []
+    return [(x1, y1, x2, y2) for x1, y1, x2, y2 in boxes]
 
 
 def _of_array(array: Array) -> Image.Image | None:
