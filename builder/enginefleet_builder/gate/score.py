@@ -68,17 +68,21 @@ def _strata(validation: Validation, dataset: Dataset, there: Sequence[int]) -> d
     return {index: int(classes[np.argmin(pictures[classes])]) if len(classes) else -1 for index, classes in shown.items()}
 
 
-def metric(name: str, scores: Scores, seed: int) -> Metric:
-    """The metric of all samples, with its 95 % interval."""
+def value_interval(scores: Scores, seed: int) -> list[str]:
+    """The 95 % interval of the metric of all samples, as text; empty where it is not known."""
+    return _bounds(interval(np.concatenate([scores.values(weights)[0] for weights in draws(scores.size, seed, scores.replicates)])))
+
+
+def metric(name: str, scores: Scores, bounds: list[str]) -> Metric:
+    """The metric of all samples, with its interval."""
     overall, classes = scores.whole()
-    replicates = np.concatenate([scores.values(weights)[0] for weights in draws(scores.size, seed, scores.replicates)])
     return Metric(
         name=name,
         value="NaN" if scores.broken else text(overall),
         samples=scores.size,
         per_class={label: text(value) for label, value in zip(scores.instances, classes.tolist(), strict=True)},
         class_samples=dict(scores.instances),
-        interval=_bounds(interval(replicates)),
+        interval=bounds,
         counts=dict(scores.counts) | ({"broken": scores.broken} if scores.broken else {}),
     )
 
@@ -102,8 +106,17 @@ class _Drawn:
     recall: tuple[Floats64, Floats64]
 
 
-def compare(name: str, pair: Pair, groups: Sequence[str] | None, seed: int, confidence: str | None = None) -> Accuracy:
-    """All that can be said of the engine. `groups`: the subgroup of each sample; `confidence`: the operating point's."""
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What is said of the engine, and the metrics of both on the same samples."""
+
+    accuracy: Accuracy
+    baseline: Metric
+    engine: Metric
+
+
+def compare(name: str, pair: Pair, groups: Sequence[str] | None, seed: int, confidence: str | None = None) -> Compared:
+    """Both are drawn once, for everything. `groups`: the subgroup of each sample; `confidence`: the operating point's."""
     masks = {} if groups is None else {label: np.array([item == label for item in groups], np.int64) for label in sorted(set(groups))}
     drawn = _draw(pair, list(masks.values()), seed)
     (value, after), (wanted, before) = pair.after.whole(), pair.before.whole()
@@ -120,14 +133,17 @@ def compare(name: str, pair: Pair, groups: Sequence[str] | None, seed: int, conf
         values = float(pair.before.values(mask[None])[0][0]), float(pair.after.values(mask[None])[0][0])
         parts.append(_part(pair, label, int(mask.sum()), values, (drawn.groups[0][:, number], drawn.groups[1][:, number])))
     worst = max((part for part in classes if part.drop is not None), key=lambda part: float(part.drop or 0), default=None)
-    return Accuracy(
+    baseline, engine = (
+        metric(name, scores, _bounds(interval(values))) for scores, values in zip((pair.before, pair.after), drawn.overall, strict=True)
+    )
+    accuracy = Accuracy(
         metric=name,
         baseline=text(wanted),
-        value="NaN" if pair.after.broken else text(value),
+        value=engine.value,
         drop=None if pair.after.broken or not np.isfinite(drop) else text(drop),
         samples=pair.after.size,
         broken=pair.after.broken or None,
-        interval=_bounds(interval(drawn.overall[1])),
+        interval=engine.interval,
         drop_interval=_bounds(interval(_drops(pair, *drawn.overall))),
         worst_class=worst.name if worst else None,
         worst_class_drop=worst.drop if worst else None,
@@ -135,6 +151,7 @@ def compare(name: str, pair: Pair, groups: Sequence[str] | None, seed: int, conf
         groups=parts,
         operating_point=None if confidence is None else _operating(pair, confidence, drawn.recall),
     )
+    return Compared(accuracy, baseline, engine)
 
 
 def _draw(pair: Pair, masks: Sequence[NDArray[np.int64]], seed: int) -> _Drawn:

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from numpy.lib import format as npy
@@ -168,7 +169,7 @@ def _member(path: Path, archive: zipfile.ZipFile, item: zipfile.ZipInfo) -> Arra
     return np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
 
 
-def _header(file: zipfile.ZipExtFile) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
     version = npy.read_magic(file)
     if version == (1, 0):
         return npy.read_array_header_1_0(file)

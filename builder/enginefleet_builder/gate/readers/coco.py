@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -127,7 +127,7 @@ def _by_id(file: Path, section: str, items: Sequence[dict[str, Any]]) -> dict[in
     return places
 
 
-def _is_id(value: object) -> bool:
+def _is_id(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -152,7 +152,7 @@ def _box(where: str, annotation: Mapping[str, Any], image: Mapping[str, Any]) ->
     return [x, y, x + width, y + height], width * height if area is None else float(area), beyond
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST < value < LARGEST
 
 
