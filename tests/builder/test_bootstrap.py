@@ -15,7 +15,7 @@ from enginefleet_api.resources import AccuracyAcceptance, Validation
 from enginefleet_builder.gate.bootstrap import REPLICATES, draws, interval
 from enginefleet_builder.gate.latency import compare_blocks
 from enginefleet_builder.gate.samples import Dataset
-from enginefleet_builder.gate.score import Pair, compare, metric, seed_of
+from enginefleet_builder.gate.score import Pair, compare, metric, seed_of, value_interval
 from enginefleet_builder.gate.tasks.classification import Classification
 from enginefleet_builder.gate.verdict import decide
 
@@ -35,7 +35,7 @@ def judged(
     dataset = Dataset(size, known, ("a", "b", "c", "d"), lambda index: {})
     task = Classification(validation(), dataset, None)
     sides = [task.scores([{"correct": bool(flag)} for flag in flags], range(size)) for flags in (before, after)]
-    return compare("top1", Pair(sides[0], sides[1], rises=False), groups, seed)
+    return compare("top1", Pair(sides[0], sides[1], rises=False), groups, seed).accuracy
 
 
 def flags(size: int, wrong: int) -> Flags:
@@ -128,7 +128,8 @@ def test_the_metric_has_value_classes_and_interval() -> None:
     labels = np.array([0] * 60 + [1] * 40, np.int64)
     dataset = Dataset(100, labels, ("a", "b"), lambda index: {})
     records = [{"correct": index % 10 != 0} for index in range(100)]
-    found = metric("top1", Classification(validation(), dataset, None).scores(records, range(100)), seed=3)
+    scores = Classification(validation(), dataset, None).scores(records, range(100))
+    found = metric("top1", scores, value_interval(scores, seed=3))
     assert ("0.900000", {"a": "0.900000", "b": "0.900000"}, {"a": 60, "b": 40}) == (found.value, found.per_class, found.class_samples)
     assert 0.8 < float(found.interval[0]) < 0.9 < float(found.interval[1]) < 1
 

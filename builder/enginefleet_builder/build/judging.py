@@ -154,23 +154,19 @@ def _measure(work: Work, session: Session, dataset: Dataset | None, baseline: Ba
         started = time.monotonic()
         work.progress("judge: statistics")
         engine = task.scores(after, indices)
-        candidate = score.metric(validation.metric, engine, seed)
-        accuracy = Accuracy(
-            metric=validation.metric,
-            value=candidate.value,
-            samples=len(indices),
-            interval=candidate.interval,
-            broken=engine.broken or None,
-        )
         paired, worst = None, []
         if baseline is not None and len(baseline.records) == dataset.size and baseline.metric.name == validation.metric:
             before = [baseline.records[index] for index in indices]
             pair = score.Pair(task.scores(before, indices), engine, task.rises)
-            paired = score.metric(validation.metric, pair.before, seed)
             point = validation.acceptance.operating_point
             mine = None if groups is None else [groups[index] for index in indices]
-            accuracy = score.compare(validation.metric, pair, mine, seed, point.confidence if point else None)
+            compared = score.compare(validation.metric, pair, mine, seed, point.confidence if point else None)
+            accuracy, paired, candidate = compared.accuracy, compared.baseline, compared.engine
             worst = score.worst_samples(task, dataset, indices, before, after)
+        else:
+            candidate = score.metric(validation.metric, engine, score.value_interval(engine, seed))
+            alone = {"value": candidate.value, "interval": candidate.interval, "broken": engine.broken or None}
+            accuracy = Accuracy.model_validate({"metric": validation.metric, "samples": len(indices), **alone})
         cost.timed("statistics", started)
     known: dict[str, object] = {"available": dataset.size}
     if distances:

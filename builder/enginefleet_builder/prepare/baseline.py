@@ -64,7 +64,8 @@ def compute(
                 if len(rows) < len(kept) and sample.index == kept[len(rows)]:
                     rows.append({name: output for name, output in sample.outputs.items() if output.dtype.kind == "f"})
         require_finite(bad, len(indices))
-        metric = score.metric(validation.metric, task.scores(records, indices), score.seed_of(key))
+        scores = task.scores(records, indices)
+        metric = score.metric(validation.metric, scores, score.value_interval(scores, score.seed_of(key)))
     return Baseline(
         baseline_key=key,
         model=digests[0],
