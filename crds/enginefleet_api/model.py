@@ -142,7 +142,7 @@ class Calibration(Contract):
     source: Literal["dataset", "model"] = "dataset"
     """dataset: measured on samples. model: the model holds its scales (Q/DQ nodes)."""
     uri: OptionalUri = ""
-    """A folder of images or an .npz file."""
+    """A folder of images, COCO json or YOLO data.yaml with theirs, or an .npz or .npy file."""
     digest: Digest | None = None
     """Tree digest that the data set must have; absent: what is found first is pinned in status.resolved."""
     credentials_secret_ref: LocalRef | None = None

@@ -155,10 +155,10 @@ def linear(pixels: Pixels, size: tuple[int, int]) -> Pixels:
 
     `pixels`: (h, w) or (h, w, C). OpenCV rounds its weights differently from machine to machine: results are within one level of its own.
     """
-    values = pixels.astype(np.float32)
+    values: Pixels | FloatArray = pixels
     for axis, count in enumerate(size):
         low, high, share = _neighbours(values.shape[axis], count)
-        first = np.take(values, low, axis)
+        first = np.take(values, low, axis).astype(np.float32)
         values = first + (np.take(values, high, axis) - first) * share.reshape([-1 if at == axis else 1 for at in range(values.ndim)])
     return np.rint(values).astype(np.uint8)
 
