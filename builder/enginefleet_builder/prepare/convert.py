@@ -147,7 +147,7 @@ class Converter:
         samples: Sequence[Feed] = (
             list(self._feeds.few(CAST_SAMPLES)) if self._feeds is not None else invented(models.inputs(self._model), self._profiles)
         )
-        self._modelopt().cast(precision, self._path, target, samples)
+        self._modelopt().cast(precision, self._named(), target, samples)
         result = self._restored(target)
         converted, worthwhile = _low_precision(result)
         notes = [f"{precision}: {_share(converted, worthwhile)}"]
@@ -164,6 +164,13 @@ class Converter:
         if not converted:
             notes.append(f"no Conv, Gemm or MatMul became {precision}: their values are too large for it")
         return Made(target, 0, _part(converted, worthwhile), recipe, notes)
+
+    def _named(self) -> Path:
+        """The model as given, or a copy in which every free dimension of an input has a name."""
+        if not quantize.name_dimensions(copied := _with_weights(self._path)):
+            return self._path
+        onnx.save(copied, path := self._scratch / "named.onnx")
+        return path
 
     def _fp8(self, method: str, target: Path) -> Made:
         assert self._feeds is not None
@@ -197,11 +204,11 @@ class Converter:
         """From the method that is closer to FP32, with the layers that lose most in higher precision."""
         folded = _with_weights(self._folded(flavour))
         excluded, notes = quantize.exclusions(self._calibration.exclude, self._model, folded)
-        outputs = sensitivity.Outputs(folded.SerializeToString(), self._samples(), self._progress)
+        outputs = sensitivity.Outputs(folded, self._samples(), self._progress)
         full = {method: keep(_with_weights(self._calibrated(flavour, method)), excluded, folded) for method in quantize.METHODS}
         for model in full.values():
             qdq.check_scales(model)
-        method = min(full, key=lambda name: outputs.noise(full[name].SerializeToString()))
+        method = min(full, key=lambda name: outputs.noise(full[name]))
         found = sensitivity.repair(full[method], folded, qdq.layers(full[method]), outputs, self._progress)
         freed = [node for layer in found.kept for node in layer.nodes]
         recipe = {"method": method, "exclude": quantize.as_exclude(self._calibration.exclude, freed)} | sensitivity.recipe(found)

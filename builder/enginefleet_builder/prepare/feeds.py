@@ -52,9 +52,9 @@ def invented(inputs: Sequence[TensorSpec], profiles: Sequence[InputSpec], count:
     """Numbers between 0 and 1 in the shapes of the first profile (open dimensions without one: 1), for models without a calibration set."""
     random = np.random.default_rng(0)
     shapes = {spec.name: spec.profiles[0].opt for spec in profiles}
-    feeds = []
+    feeds: list[Feed] = []
     for _ in range(count):
-        feed = {}
+        feed: dict[str, Array] = {}
         for spec in inputs:
             shape = shapes.get(spec.name) or [size if isinstance(size, int) else 1 for size in spec.shape]
             feed[spec.name] = random.uniform(size=shape).astype(spec.dtype)

@@ -13,6 +13,7 @@ import os
 os.environ["TQDM_DISABLE"] = "1"
 
 import tempfile
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -51,6 +52,7 @@ def main() -> None:
             reply = {"fault": {"reason": error.reason, "message": error.message, "hint": error.hint}}
         # whatever it is, the parent classifies its text
         except Exception as error:  # noqa: BLE001
+            traceback.print_exc()
             reply = {"error": f"{type(error).__name__}: {error}"}
         end.send(reply)
 

@@ -114,7 +114,19 @@ def fold(path: Path, folded: Path) -> None:
                 while node.name in taken:
                     node.name += "_"
                 taken.add(node.name)
+        name_dimensions(model)
         onnx.save(model, folded)
+
+
+def name_dimensions(model: ModelProto) -> bool:
+    """Name the free dimensions of inputs that have no name, which ModelOpt stumbles over; whether there were any."""
+    found = False
+    for item in model.graph.input:
+        for axis, size in enumerate(item.type.tensor_type.shape.dim):
+            if not size.HasField("dim_value") and not size.dim_param:
+                size.dim_param = f"{item.name}_{axis}"
+                found = True
+    return found
 
 
 def at_opset(path: Path, target: Path, *, least: int = 1, most: int = 1000) -> Path:

@@ -11,10 +11,10 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from onnx import ModelProto
 
 from enginefleet_api.errors import EngineFleetError
@@ -37,6 +37,8 @@ MOST_RUNS = 250
 MOST_SECONDS = 900.0
 BLOCKS = 96
 """Layers are measured one by one up to this many, beyond that in blocks of neighbours."""
+SQUASHING = ("Softmax", "Sigmoid", "LogSoftmax")
+PASSING = ("Identity", "Cast", "Mul", "Add", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
 NAMED = 20
 """Layers that the recipe lists with their noise."""
 
@@ -120,24 +122,26 @@ def search(layers: Sequence[Layer], measure: Measure, budget: Budget, shown: Cal
 def _fewest(
     loud: Sequence[Sequence[Layer]], noise: Callable[[Iterable[Layer]], float], target: float, most: int, plain: float, budget: Budget
 ) -> tuple[list[Layer], float]:
-    """The shortest beginning of `loud` (loudest first) that meets the target, by halving; the best one seen when none does."""
-    sizes = [size for size in range(1, len(loud) + 1) if sum(map(len, loud[:size])) <= most] or ([1] if loud else [])
+    """The shortest beginning of `loud` (loudest first) that meets the target: by doubling, then by halving; the best one seen when none does.
+
+    Noise need not fall with every layer that is freed, so no length is ruled out by a shorter one.
+    """
+    limit = max((size for size in range(1, len(loud) + 1) if sum(map(len, loud[:size])) <= most), default=min(1, len(loud)))
     best: tuple[list[Layer], float] = ([], plain)
-    low, high = 0, len(sizes) - 1
-    place = high  # the longest one tells whether it can be met at all
-    while sizes and low <= high and budget.take():
-        freed = [layer for block in loud[: sizes[place]] for layer in block]
+    failed, size, met = 0, 1, 0
+    while not met and failed < limit and budget.take():
+        freed = [layer for block in loud[:size] for layer in block]
         found = noise(freed)
-        met = found <= target
-        if met or (best[1] > target and found < best[1]):
-            best = freed, found
-        if met:
-            high = place - 1
-        elif place == len(sizes) - 1:
-            break
+        best = min(best, (freed, found), key=lambda item: item[1])
+        met, failed, size = (size, failed, size) if found <= target else (0, size, min(2 * size, limit))
+    while met - failed > 1 and budget.take():
+        size = (failed + met) // 2
+        freed = [layer for block in loud[:size] for layer in block]
+        found = noise(freed)
+        if found <= target:
+            best, met = (freed, found), size
         else:
-            low = place + 1
-        place = (low + high) // 2
+            failed = size
     return best
 
 
@@ -158,26 +162,34 @@ def decibels(noise: float) -> str:
 class Outputs:
     """Runs models on a few samples and compares their floating-point outputs with those of the original.
 
-    Signal is what differs between samples: an output that is nearly constant would hide its noise behind its size.
+    Signal is what differs between samples: an output that is nearly constant would hide its noise behind its size. Where a Softmax or Sigmoid
+    gives an output, what it reads is compared: near 0 and 1 everything looks alike.
     """
 
-    def __init__(self, original: Path | bytes, feeds: Sequence[Feed], progress: Progress) -> None:
+    def __init__(self, original: ModelProto, feeds: Sequence[Feed], progress: Progress) -> None:
         self._feeds, self._progress = feeds, progress
         self._threads = resolve_threads("auto")
+        self._squashed = {item.name: _squashing(original, item.name) for item in original.graph.output}
         self._reference = self._run(original)
-        self._signal = {name: _power(parts) for name, parts in self._reference.items()}
+        self._signal = [_power(parts) for parts in self._reference]
 
-    def _run(self, model: Path | bytes) -> dict[str, list[Floats64]]:
-        found: dict[str, list[Floats64]] = {}
+    def _run(self, model: ModelProto) -> list[list[Floats64]]:
+        """A list of batches for each output; empty where it is none of floating-point numbers."""
+        opened = ModelProto()
+        opened.CopyFrom(model)
+        reads = {node.name: node.input[0] for node in opened.graph.node if node.op_type in SQUASHING}
+        names = [reads.get(self._squashed.get(item.name, ""), item.name) for item in opened.graph.output]
+        standing = {item.name for item in opened.graph.output}
+        opened.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in dict.fromkeys(names) if name not in standing)
+        found: list[list[Floats64]] = [[] for _ in names]
         try:
             # `basic` computes Q/DQ as they are written; machines differ in what they make of them beyond that
-            session = ort_session.load(model, self._threads, "basic")
-            names = [item.name for item in session.get_outputs()]
+            session = ort_session.load(opened.SerializeToString(), self._threads, "basic")
             for feed in self._feeds:
                 self._progress.check()
-                for name, output in zip(names, session.run(None, dict(feed)), strict=True):
+                for place, output in enumerate(session.run(names, dict(feed))):
                     if isinstance(output, np.ndarray) and output.dtype.kind == "f":
-                        found.setdefault(name, []).append(output.astype(np.float64))
+                        found[place].append(output.astype(np.float64))
         except (EngineFleetError, MemoryError):
             raise
         # the binding's own exception types are private
@@ -185,19 +197,18 @@ class Outputs:
             raise refused(f"{type(error).__name__}: {error}", "run") from error
         return found
 
-    def noise(self, model: Path | bytes) -> float:
-        """The largest of all outputs' noise, as a share of the signal's power; NaN, infinite and misshapen outputs count as nothing but noise."""
+    def noise(self, model: ModelProto) -> float:
+        """The largest of all outputs' noise, as a share of the signal's power; infinite for NaN and for outputs of another shape."""
         found = self._run(model)
-        return max((self._noise(name, found.get(name, [])) for name in self._reference), default=0.0)
+        return max((self._noise(place, found[place]) for place, parts in enumerate(self._reference) if parts), default=0.0)
 
-    def _noise(self, name: str, found: Sequence[Array]) -> float:
-        reference, error = self._reference[name], 0.0
-        for before, after in zip(reference, found, strict=True) if len(found) == len(reference) else ():
-            if before.shape != after.shape:
-                return 1.0
+    def _noise(self, place: int, found: Sequence[Floats64]) -> float:
+        reference, signal, error = self._reference[place], self._signal[place], 0.0
+        if [part.shape for part in reference] != [part.shape for part in found]:
+            return math.inf
+        for before, after in zip(reference, found, strict=True):
             error += float(np.square(after - before).sum())
-        signal = self._signal[name]
-        if len(found) != len(reference) or not math.isfinite(error):
+        if not math.isfinite(error):
             return math.inf
         return error / signal if signal > 0 else (0.0 if error == 0 else math.inf)
 
@@ -230,6 +241,17 @@ class Cosines:
         return float(np.min(values))
 
 
+def _squashing(model: ModelProto, output: str) -> str:
+    """The name of the Softmax or Sigmoid that makes an output, with nothing but moves and scaling behind it; empty without one."""
+    producer = {name: node for node in model.graph.node for name in node.output}
+    stored = {tensor.name for tensor in model.graph.initializer}
+    node = producer.get(output)
+    while node is not None and node.op_type in PASSING:
+        made = [name for name in node.input if name not in stored and name in producer]
+        node = producer[made[0]] if len(made) == 1 else None
+    return node.name if node is not None and node.op_type in SQUASHING else ""
+
+
 def _power(parts: Sequence[Floats64]) -> float:
     """The power of what differs between samples (first axis); all of it where nothing can be told apart."""
     if all(part.ndim and part.shape[1:] == parts[0].shape[1:] for part in parts):
@@ -244,7 +266,7 @@ def repair(quantized: ModelProto, original: ModelProto, layers: Sequence[Layer],
     """The search on real models. `original`: folded, with the names of `quantized` and its weights in memory."""
 
     def measure(names: Iterable[str]) -> float:
-        return outputs.noise(keep(quantized, list(names), original).SerializeToString())
+        return outputs.noise(keep(quantized, list(names), original))
 
     seconds = min(MOST_SECONDS, progress.remaining() / 2)
     return search(layers, measure, Budget(seconds=seconds), lambda runs: progress("repair: measure layers", runs, len(layers)))

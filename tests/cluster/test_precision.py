@@ -1,0 +1,118 @@
+"""From `kubectl apply` to status and report: INT8 that is repaired, one that ends on FP16, one whose data cannot tell."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from examples.mnist.hard_models import hard_model
+
+from .fleet import MNIST, Fleet, Site, phase
+
+CALIBRATION = {"uri": "s3://models/mnist/calibration.npz", "minSamples": 200}
+VALIDATION: dict[str, Any] = {"uri": "s3://models/mnist/validation.npz", "minSamples": 200, "acceptance": {"maxDrop": "0.02"}}
+
+
+def _few() -> bytes:
+    """60 of the 1000 labelled pictures."""
+    with np.load(MNIST / "validation.npz") as whole:
+        buffer = io.BytesIO()
+        np.savez(buffer, **{name: whole[name][:60] if len(whole[name]) == 1000 else whole[name] for name in whole.files})
+        return buffer.getvalue()
+
+
+FILES: dict[str, Callable[[], bytes]] = {
+    "hard/one-layer.onnx": lambda: bytes(onnx.ModelProto.SerializeToString(hard_model("one-layer"))),
+    "hard/every-layer.onnx": lambda: bytes(onnx.ModelProto.SerializeToString(hard_model("every-layer"))),
+    "hard/few.npz": _few,
+}
+SPECS: dict[str, dict[str, Any]] = {
+    "repaired": {"model": {"uri": "s3://models/hard/one-layer.onnx"}, "precision": "int8"},
+    "fp16": {"model": {"uri": "s3://models/hard/every-layer.onnx"}, "precision": "auto", "auto": {"candidates": ["int8", "fp16"]}},
+    "too few": {
+        "precision": "int8",
+        "validation": VALIDATION | {"uri": "s3://models/hard/few.npz", "minSamples": 50, "requiredClasses": ["8"]},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def sites(cluster_fleet: Fleet) -> Iterator[dict[str, Site]]:
+    """All three at once: they do not disturb each other."""
+    if not cluster_fleet.operator.alive():
+        cluster_fleet.operator.start()
+    for key, content in FILES.items():
+        cluster_fleet.client().put_object(Bucket="models", Key=key, Body=content())
+    made: dict[str, Site] = {}
+    for name, spec in SPECS.items():
+        made[name] = Site(cluster_fleet, nodes="cpu-b")
+        made[name].apply_all(**({"calibration": CALIBRATION, "validation": VALIDATION} | spec))
+    yield made
+    for site in made.values():
+        site.close()
+
+
+def fingerprint(site: Site) -> dict[str, Any]:
+    found: dict[str, Any] = (site.get() or {})["status"]["classes"][0]["fingerprints"][0]
+    return found
+
+
+def reports(site: Site) -> list[dict[str, Any]]:
+    """The JSON reports that its build Jobs left in the store."""
+    keys = [key for key in site.fleet.keys(f"{site.namespace}/reports/") if key.endswith(".json")]
+    return [json.loads(site.fleet.client().get_object(Bucket="engines", Key=key)["Body"].read()) for key in keys]
+
+
+def pages(site: Site) -> list[str]:
+    keys = [key for key in site.fleet.keys(f"{site.namespace}/reports/") if key.endswith(".html")]
+    return [site.fleet.client().get_object(Bucket="engines", Key=key)["Body"].read().decode() for key in keys]
+
+
+def test_int8_that_fails_by_both_methods_is_repaired_and_served(sites: dict[str, Site]) -> None:
+    site = sites["repaired"]
+    site.wait_ready(280)
+    found = fingerprint(site)
+    assert found["variant"] == "int8-repaired"
+    assert [(t["variant"], t["state"]) for t in found["tried"]] == [("int8-entropy", "Failed"), ("int8-max", "Failed")]
+    assert all("top1 fell by 0." in t["message"] for t in found["tried"])
+    assert sorted(phase(b) for b in site.builds()) == ["Failed", "Failed", "Passed"]
+    # what the search found is there to be copied into the spec
+    repaired = next(p for p in (site.get() or {})["status"]["resolved"]["prepared"] if p["variant"] == "int8-repaired")
+    assert repaired["exclude"]["nodes"]
+    assert len(site.pods()) == 1
+
+
+def test_what_nothing_repairs_ends_on_fp16(sites: dict[str, Site]) -> None:
+    site = sites["fp16"]
+    site.wait_ready(280)
+    found = fingerprint(site)
+    assert (found["variant"], found["precision"]) == ("fp16", "fp16")
+    assert [t["variant"] for t in found["tried"]] == ["int8-entropy", "int8-max", "int8-repaired"]
+    assert float(found["speedup"]) > 0
+    assert (site.get() or {})["status"]["precision"] == "fp16"
+
+
+def test_a_set_that_is_too_small_to_tell_is_inconclusive_and_nothing_else_is_tried(sites: dict[str, Site]) -> None:
+    site = sites["too few"]
+    found = site.wait_reason("GateInconclusive", "EnginesReady", seconds=200)
+    assert "required class 8 has" in found["message"]
+    assert site.condition("Stalled")["status"] == "False"
+    assert {b["spec"]["variant"] for b in site.builds()} == {"int8-entropy"}
+    assert site.workloads() == []
+
+
+@pytest.mark.parametrize(("name", "answers"), [("repaired", ["Fail", "Fail", "Pass"]), ("too few", ["Inconclusive"])])
+def test_each_verdict_is_explained_on_a_page(sites: dict[str, Site], name: str, answers: list[str]) -> None:
+    site = sites[name]
+    if name == "repaired":
+        site.wait_ready(280)
+    found = reports(site)
+    assert sorted({r["answer"] for r in found}) == sorted(set(answers))
+    assert len(pages(site)) == len(found)
+    assert all("top1" in page for page in pages(site))
