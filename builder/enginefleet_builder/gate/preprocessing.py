@@ -159,7 +159,9 @@ def linear(pixels: Pixels, size: tuple[int, int]) -> Pixels:
     for axis, count in enumerate(size):
         low, high, share = _neighbours(values.shape[axis], count)
         first = np.take(values, low, axis).astype(np.float32)
-        values = first + (np.take(values, high, axis) - first) * share.reshape([-1 if at == axis else 1 for at in range(values.ndim)])
+        values = first + (np.take(values, high, axis).astype(np.float32) - first) * share.reshape(
+            [-1 if at == axis else 1 for at in range(values.ndim)]
+        )
     return np.rint(values).astype(np.uint8)
 
 
