@@ -26,8 +26,9 @@ from enginefleet_api.documents import (
 from enginefleet_api.jobs import BuildRequest, Source, StoreRef
 from enginefleet_api.resources import AccuracyAcceptance, Benchmark, Validation
 from enginefleet_builder.backends.base import NodeRun
+from enginefleet_builder.report.data import Judged, Picture
 from enginefleet_builder.report.layers import summarize
-from enginefleet_builder.report.model import Judged, Picture, Sources
+from enginefleet_builder.report.model import Sources
 from enginefleet_builder.store import layout
 
 ENGINE, GATE, PREPARED, BASELINE = "1" * 64, "2" * 64, "3" * 64, "4" * 64

@@ -17,11 +17,12 @@ import pytest
 from enginefleet_api.documents import Answer, WorstSample
 from enginefleet_builder.backends.base import NodeRun
 from enginefleet_builder.report import by_hand
+from enginefleet_builder.report.data import MOST_PARTS, ReportData
 from enginefleet_builder.report.graphs import scale_of
 from enginefleet_builder.report.html import page
 from enginefleet_builder.report.layers import MOST_GROUPS, node_type, summarize
 from enginefleet_builder.report.markup import document, element, visible
-from enginefleet_builder.report.model import MOST_PARTS, ReportData, Sources, report_of
+from enginefleet_builder.report.model import Sources, report_of
 from tests.builder import report_records as records
 
 VOID = {"br", "img", "meta", "link", "hr", "input"}
@@ -230,6 +231,20 @@ def test_boxes_that_are_none_are_not_drawn(boxes: Any) -> None:
     worst = [WorstSample(index=0, identity="a.png", loss="1", why="w", engine={"boxes": boxes, "scores": [1.0]})]
     found = made(engine=records.judged(worst=worst))
     assert [item for item in found.all("rect") if "box" in item.get("class", "").split()] == []
+
+
+def test_layers_that_were_kept_can_be_pasted_into_a_spec() -> None:
+    engine = records.judged(variant="int8-repaired")
+    assert engine.manifest is not None
+    recipe = {"method": "entropy", "exclude": {"nodes": ["/head/.*"], "opTypes": []}}
+    found = made(engine=replace(engine, manifest=engine.manifest.model_copy(update={"recipe": recipe})))
+    assert '{ "nodes": [ "/head/.*" ] }' in found.words("pre")
+
+
+def test_outputs_beside_fp32_and_broken_samples_are_told() -> None:
+    words = judged(accuracy=records.accuracy(compared=64, cosine_min="0.998509", max_abs_error="0.310000", broken=3)).words("main")
+    assert "on 64 samples: least cosine 0.998509, largest difference 0.3100." in words
+    assert "3 samples gave NaN or infinite outputs" in words
 
 
 def test_every_table_says_where_its_numbers_are_stored() -> None:

@@ -21,8 +21,8 @@ from enginefleet_api.jobs import BuildReport, PrepareReport
 from enginefleet_builder.gate.samples import Dataset
 from enginefleet_builder.io import Progress
 from enginefleet_builder.main import app
+from enginefleet_builder.report.data import ReportData
 from enginefleet_builder.report.job import make_report
-from enginefleet_builder.report.model import ReportData
 from enginefleet_builder.report.pictures import MOST_PICTURES, PICTURE_BYTES, pictures
 from enginefleet_builder.store import layout
 from tests.builder.support import Bench

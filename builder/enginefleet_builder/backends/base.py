@@ -28,7 +28,7 @@ class BuiltEngine:
 
 @dataclass(frozen=True, slots=True)
 class NodeRun:
-    """One node as the runtime ran it: operator, element types of inputs and outputs (`int8`, `float16`, `float`, …), seconds over all runs."""
+    """One node as the runtime ran it: operator, element types of inputs and outputs (`int8`, `float16`, `float`, …), seconds of one run."""
 
     op: str
     inputs: Sequence[str]
@@ -65,4 +65,4 @@ class Backend(Protocol):
         """Load as the server does, in a child process."""
 
     def profile(self, engine: Path, recipe: Mapping[str, Any], feeds: Mapping[str, Array], runs: int, progress: Progress) -> list[NodeRun]:
-        """What ran in which type and for how long, in a child process of its own; a first run is not counted."""
+        """What ran in which type and for how long (median of `runs`, a first one not counted), in a child process of its own."""

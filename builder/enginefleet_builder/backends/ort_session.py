@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+from bisect import bisect_right
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal, TypeAlias, TypedDict
 
 ort: Any = importlib.import_module("onnxruntime")
@@ -60,7 +62,7 @@ def optimize(model: Path, engine: Path, threads: int, inline: bool) -> None:
 
 
 class Ran(TypedDict):
-    """One node: operator, element types of its inputs and outputs in ONNX Runtime's spelling, seconds over all runs."""
+    """One node: operator, element types of its inputs and outputs in ONNX Runtime's spelling, seconds of one run."""
 
     op: str
     inputs: list[str]
@@ -69,7 +71,10 @@ class Ran(TypedDict):
 
 
 def profile(engine: Path, threads: int, feeds: Mapping[str, Any], runs: int, folder: Path) -> list[Ran]:
-    """Run the engine under ONNX Runtime's profiler, which writes into `folder`; each node with its time over `runs`, a first one not counted."""
+    """Run the engine under ONNX Runtime's profiler, which writes into `folder`; each node with its median over `runs`, a first one not counted.
+
+    The median, since a pause of a busy machine falls onto one node of one run. A node in a loop counts with all that it does in a run.
+    """
     chosen = options(threads, "none")
     chosen.enable_profiling = True
     chosen.profile_file_prefix = str(folder / "profile")
@@ -77,18 +82,16 @@ def profile(engine: Path, threads: int, feeds: Mapping[str, Any], runs: int, fol
     for _ in range(runs + 1):
         session.run(None, dict(feeds))
     events = json.loads(Path(session.end_profiling()).read_bytes())
-    warm = min(event["ts"] + event["dur"] for event in events if event["name"] == "model_run")
-    nodes: dict[tuple[str, str], Ran] = {}
+    starts = sorted(event["ts"] for event in events if event["name"] == "model_run")
+    nodes: dict[tuple[str, str], tuple[Ran, list[float]]] = {}
     for event in events:
         details = event.get("args", {})
-        if event.get("cat") != "Node" or not event["name"].endswith("_kernel_time") or event["ts"] < warm:
+        run = bisect_right(starts, event["ts"]) - 2
+        if event.get("cat") != "Node" or not event["name"].endswith("_kernel_time") or run < 0:
             continue
-        node = nodes.setdefault(
-            (event["name"], str(details.get("node_index"))),
-            {"op": details["op_name"], "inputs": _types(details, "input"), "outputs": _types(details, "output"), "seconds": 0.0},
-        )
-        node["seconds"] += event["dur"] / 1e6
-    return list(nodes.values())
+        node: Ran = {"op": details["op_name"], "inputs": _types(details, "input"), "outputs": _types(details, "output"), "seconds": 0.0}
+        nodes.setdefault((event["name"], str(details.get("node_index"))), (node, [0.0] * runs))[1][run] += event["dur"] / 1e6
+    return [{**node, "seconds": median(seconds)} for node, seconds in nodes.values()]
 
 
 def _types(details: Mapping[str, Any], side: str) -> list[str]:

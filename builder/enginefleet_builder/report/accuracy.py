@@ -10,10 +10,10 @@ from xml.etree.ElementTree import Element
 from enginefleet_api.documents import Part
 
 from .cells import SIGNS, count, interval, short, size, stored, table, text
+from .data import Precision, ReportData, Worst, number
 from .graphs import Scale, estimate, outline, overlay, scale_of
 from .markup import Content
 from .markup import element as e
-from .model import Precision, ReportData, Worst, number
 
 LIMITS = {
     "accuracy.minimum": "least value",
@@ -96,6 +96,7 @@ def precisions(data: ReportData) -> Content:
         )
         if whole
         else None,
+        _outputs(data),
         table(
             "speed and size by precision",
             ["precision", "batch", "p50 ms", "p95 ms", "samples a second", "speed-up", "95 % interval", "size"],
@@ -109,6 +110,18 @@ def precisions(data: ReportData) -> Content:
         else e("p", "No other engine of this model was known when this page was made."),
         e("ul", [e("li", text(row.label), ": ", e("code", row.verdict)) for row in others], class_="stored lines") if others else None,
     )
+
+
+def _outputs(data: ReportData) -> Content:
+    found = data.accuracy
+    if found is None:
+        return None
+    near = (
+        f"Outputs of this engine beside FP32's, number by number, on {found.compared} samples: least cosine {short(found.cosine_min, 6)},"
+    )
+    near += f" largest difference {short(found.max_abs_error)}."
+    broken = f"{found.broken} samples gave NaN or infinite outputs; they count as wrong."
+    return e("p", near) if found.compared else None, e("p", broken) if found.broken else None
 
 
 def _named(row: Precision) -> Content:

@@ -8,9 +8,9 @@ from xml.etree.ElementTree import Element
 
 from enginefleet_api.documents import Answer
 
+from .data import ReportData, number
 from .markup import Content
 from .markup import element as e
-from .model import ReportData, number
 
 SIGNS = {Answer.PASS: ("✓", "Pass"), Answer.FAIL: ("✕", "Fail"), Answer.INCONCLUSIVE: ("?", "Inconclusive")}
 """A sign and a word: an answer is never told by colour alone."""

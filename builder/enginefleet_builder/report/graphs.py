@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from xml.etree.ElementTree import Element
 
+from .data import number
 from .markup import element as e
-from .model import number
 
 
 @dataclass(frozen=True, slots=True)

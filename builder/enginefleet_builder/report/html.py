@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from xml.etree.ElementTree import Element
 
 from . import accuracy, speed
 from .cells import SIGNS, interval, moment, short, size, stored, table, text
+from .data import Fact, ReportData
 from .markup import Content, document
 from .markup import element as e
-from .model import Fact, ReportData
 
 
 def page(data: ReportData) -> str:
@@ -57,7 +58,7 @@ def _sections(data: ReportData) -> Iterable[tuple[str, str, Content]]:
     where = stored(data, prepared_model="", baseline="", verdict="blob, fingerprint")
     yield "inputs", "Inputs and digests", _facts(data.inputs, "what went in", where)
     where = stored(data, prepared_model="recipe, tools", build_record="recipe, tools")
-    yield "recipe", "How it was made", _facts(data.recipe, "recipe and tools", where)
+    yield "recipe", "How it was made", (_exclusions(data), _facts(data.recipe, "recipe and tools", where)) if data.recipe else None
     where = stored(data, build_record="facts", verdict="context, evidence")
     yield "environment", "Where it was judged", _facts(data.environment, "device, software and context", where)
     yield "notes", "Warnings and notes", _notes(data)
@@ -114,6 +115,16 @@ def _facts(facts: Sequence[Fact], caption: str, where: Element) -> Content:
     return (table(caption, ["what", "value"], [(text(fact.name), e("code", text(fact.value))) for fact in facts]), where) if facts else None
 
 
+def _exclusions(data: ReportData) -> Content:
+    if not data.exclude:
+        return None
+    lines = json.dumps(data.exclude, indent=2)
+    return (
+        e("p", "These layers stay in higher precision; as spec.calibration.exclude:"),
+        e("pre", e("code", lines), tabindex="0", role="region", aria_label="Exclusions"),
+    )
+
+
 def _notes(data: ReportData) -> Content:
     durations = ", ".join(f"{fact.name} {fact.value} s" for fact in data.durations)
     return (
@@ -152,6 +163,11 @@ def _footer(data: ReportData) -> Element:
             "Intervals are of 95 %. Those of a drop come from resampling the same samples for engine and FP32 (paired bootstrap). A gate on a drop"
             " passes when the upper bound is within the limit, fails when the estimate is beyond it, and is inconclusive between the two."
             " Of a value without an interval none was computed.",
+        ),
+        e(
+            "p",
+            "An interval of no width says that no sample changed between FP32 and the engine; what is rarer than about 3 in the number of"
+            " samples can hide there.",
         ),
         e(
             "p",

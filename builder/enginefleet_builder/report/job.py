@@ -23,9 +23,10 @@ from ..gate.samples import Dataset
 from ..io import Progress
 from ..store import layout, open_store
 from ..store.records import Records
+from .data import MOST_PRECISIONS, Judged, Picture, ReportData
 from .html import page
 from .layers import Layers, summarize
-from .model import MOST_PRECISIONS, Judged, Picture, ReportData, Sources, report_of
+from .model import Sources, report_of
 from .pictures import pictures
 
 PROFILED_RUNS = 20

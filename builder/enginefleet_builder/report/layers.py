@@ -44,7 +44,7 @@ class Layers(Contract):
     batch: int
     runs: int
     milliseconds: str
-    """One run, as the sum of its nodes."""
+    """One run, as the sum of its nodes' medians."""
     nodes: int
     quantize_nodes: int
     """QuantizeLinear and DequantizeLinear that were left over: not fused into the nodes that they surround."""
@@ -68,7 +68,7 @@ def _type(name: str) -> str:
 
 
 def summarize(nodes: Iterable[NodeRun], *, source: str, batch: int, runs: int) -> Layers:
-    """`nodes`: each node once, with its time over all `runs`."""
+    """`nodes`: each node once, with the median of its time over `runs`."""
     seconds: dict[tuple[str, str], float] = defaultdict(float)
     counts: dict[tuple[str, str], int] = defaultdict(int)
     for node in nodes:
@@ -93,7 +93,7 @@ def summarize(nodes: Iterable[NodeRun], *, source: str, batch: int, runs: int) -
         source=source,
         batch=batch,
         runs=runs,
-        milliseconds=f"{total / max(1, runs) * 1000:.3f}",
+        milliseconds=f"{total * 1000:.3f}",
         nodes=sum(counts.values()),
         quantize_nodes=sum(count for (op, _), count in counts.items() if op in QUANTIZE),
         types=types,

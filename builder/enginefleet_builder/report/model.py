@@ -7,181 +7,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from math import isfinite
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field
-
-from enginefleet_api.base import Contract
-from enginefleet_api.documents import (
-    Accuracy,
-    Answer,
-    Baseline,
-    BuildRecord,
-    Latency,
-    Metric,
-    Part,
-    PreparedManifest,
-    Speedup,
-    Verdict,
-    WorstSample,
-)
+from enginefleet_api.documents import Accuracy, Baseline, Metric, Part, Verdict, WorstSample
 from enginefleet_api.jobs import BuildRequest, StoreRef, clip
 
 from ..store import layout
 from . import by_hand
+from .data import (
+    MOST_BOXES,
+    MOST_PARTS,
+    MOST_PRECISIONS,
+    MOST_WORST,
+    NAME,
+    SHOWN_CONFIDENCE,
+    Box,
+    Judged,
+    Picture,
+    Precision,
+    ReportData,
+    Step,
+    Stored,
+    Threshold,
+    Worst,
+    number,
+)
+from .facts import environment, exclude, facts, inputs, leaves, lines, recipe, text
 from .layers import Layers
-
-MOST_PARTS = 50
-"""Classes, or subgroups, in one table: the ones that lost most."""
-MOST_PRECISIONS = 24
-MOST_LINES = 50
-"""Warnings, notes, reasons."""
-MOST_FACTS = 60
-TEXT = 2000
-"""Bytes of one sentence or value."""
-NAME = 300
-"""Bytes of one name."""
-MOST_DIGITS = 30
-MOST_WORST = 24
-MOST_BOXES = 30
-SHOWN_CONFIDENCE = "0.25"
-"""As gate/tasks/detection.py has it."""
-
-
-Box = tuple[float, float, float, float]
-"""x1, y1, x2, y2"""
-
-
-class Picture(Contract):
-    """A sample as a small picture: a `data:` URI, and the size in pixels of what was made small."""
-
-    uri: str
-    width: int
-    height: int
-    labelled: list[Box] = Field(default_factory=list)
-    """The labelled boxes, in pixels of the size above."""
-
-
-class Fact(Contract):
-    name: str
-    value: str
-
-
-class Stored(Contract):
-    """Where a record stands, below the store's address."""
-
-    what: str
-    key: str
-
-
-class Threshold(Contract):
-    """What was asked for before, and what was measured. `field`: its path in the verdict's thresholds."""
-
-    field: str
-    limit: str
-    measured: str | None = None
-    of: str = ""
-    """The class or subgroup that was measured: the one that lost most."""
-    interval: list[str] = Field(default_factory=list)
-    """95 % interval [low, high] of what was measured."""
-    samples: int | None = None
-
-
-class Precision(Contract):
-    """One engine of the same model, judged by the same gate."""
-
-    label: str
-    this: bool
-    engine_key: str
-    verdict: str
-    """Key of the verdict in the store."""
-    answer: Answer
-    time: str
-    size: int | None = None
-    accuracy: Accuracy | None = None
-    latency: list[Latency] = Field(default_factory=list)
-    speedup: Speedup | None = None
-
-
-class Worst(Contract):
-    index: int
-    identity: str
-    loss: str
-    why: str
-    baseline: str
-    """What the FP32 baseline made of it, in words."""
-    engine: str
-    baseline_boxes: list[Box] = Field(default_factory=list)
-    """Those of at least `confidence`, in pixels of the picture."""
-    engine_boxes: list[Box] = Field(default_factory=list)
-    confidence: str = ""
-    picture: Picture | None = None
-
-
-class Step(Contract):
-    """Something that a reader can do to check the report: a command for a shell."""
-
-    title: str
-    explanation: str
-    command: str
-
-
-class ReportData(Contract):
-    """`reports/<engine key>/<gate key>/<name of the verdict>.json`"""
-
-    kind: Literal["EngineReport"] = "EngineReport"
-    schema_version: Literal[1] = 1
-    name: str
-    """namespace/name of the ModelDeployment; empty by hand."""
-    label: str
-    """The variant: fp32, int8-entropy, …"""
-    device: str
-    fingerprint: str
-    answer: Answer
-    reasons: list[str]
-    judged: str
-    made: str
-    store: str
-    engine_key: str
-    gate_key: str
-    blob: str
-    size: int | None = None
-    records: list[Stored]
-    thresholds: list[Threshold]
-    metric: str
-    baseline: Metric | None = None
-    """FP32 over the whole validation set; `accuracy.baseline` is over the samples that were judged."""
-    accuracy: Accuracy | None = None
-    classes_left_out: int
-    groups_left_out: int
-    precisions: list[Precision]
-    precisions_left_out: int
-    latency: list[Latency]
-    speedup: Speedup | None = None
-    worst: list[Worst]
-    layers: Layers | None = None
-    inputs: list[Fact]
-    recipe: list[Fact]
-    environment: list[Fact]
-    durations: list[Fact]
-    """Seconds."""
-    warnings: list[str]
-    notes: list[str]
-    steps: list[Step]
-    request: dict[str, Any] | None = None
-    """What `enginefleet judge --request` takes; no secrets are in it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """One engine with its verdict; what is not in the store any more is None."""
-
-    verdict_key: str
-    verdict: Verdict
-    build: BuildRecord | None
-    manifest: PreparedManifest | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +68,7 @@ def report_of(sources: Sources) -> ReportData:
         device=clip(sources.device, NAME),
         fingerprint=verdict.fingerprint,
         answer=verdict.answer,
-        reasons=_lines(verdict.reasons),
+        reasons=lines(verdict.reasons),
         judged=verdict.time,
         made=sources.made,
         store=sources.store.uri,
@@ -235,27 +89,19 @@ def report_of(sources: Sources) -> ReportData:
         speedup=verdict.speedup,
         worst=[_worst(item, sources.pictures, _confidence(verdict)) for item in verdict.worst[:MOST_WORST]],
         layers=sources.layers,
-        inputs=_facts(_inputs(sources)),
-        recipe=_facts(_recipe(engine)),
-        environment=_facts(_environment(verdict, build)),
-        durations=_facts(({**(build.durations if build else {}), **sources.durations}).items()),
-        warnings=_lines([*sources.warnings, *(build.warnings if build else [])]),
-        notes=_lines(manifest.notes if manifest else []),
+        inputs=facts(inputs(engine, sources.baseline, request)),
+        recipe=facts(recipe(engine)),
+        exclude=exclude(manifest),
+        environment=facts(environment(verdict, build)),
+        durations=facts(({**(build.durations if build else {}), **sources.durations}).items()),
+        warnings=lines([*sources.warnings, *(build.warnings if build else [])]),
+        notes=lines(manifest.notes if manifest else []),
         steps=[
             Step(title=title, explanation=explanation, command=command)
             for title, explanation, command in by_hand.steps(verdict, sources.store, build, manifest, request)
         ],
         request=by_hand.judge_request(request) if request else None,
     )
-
-
-def number(text: str | None) -> Decimal | None:
-    """None for what is missing, NaN, infinite, or of more digits than anything that is measured: `1e999999` would be written out."""
-    try:
-        value = Decimal(text) if text is not None else None
-    except InvalidOperation:
-        return None
-    return value if value is not None and value.is_finite() and abs(value.adjusted()) <= MOST_DIGITS else None
 
 
 def _label(judged: Judged) -> str:
@@ -318,7 +164,7 @@ def _worst(item: WorstSample, pictures: Mapping[int, Picture], confidence: str) 
 
 def _scalars(record: Mapping[str, Any]) -> str:
     """What of a record can be said in words; boxes are drawn, and counts a class are in the table of classes."""
-    return ", ".join(f"{name} {_text(value)}" for name, value in record.items() if not isinstance(value, list | Mapping))
+    return ", ".join(f"{name} {text(value)}" for name, value in record.items() if not isinstance(value, list | Mapping))
 
 
 def _boxes(record: Mapping[str, Any], confidence: str) -> list[Box]:
@@ -359,9 +205,9 @@ def _records(sources: Sources) -> list[Stored]:
 def _thresholds(verdict: Verdict) -> Iterable[Threshold]:
     """Every leaf of what the gate key is made of, with what was measured where one number answers it."""
     measured = dict(_measured(verdict))
-    for path, value in _leaves(verdict.thresholds):
+    for path, value in leaves(verdict.thresholds):
         if path not in ("batchSizes", "speed.batchSize"):
-            yield measured.get(path, Threshold(field=path, limit="")).model_copy(update={"limit": clip(_text(value), NAME)})
+            yield measured.get(path, Threshold(field=path, limit="")).model_copy(update={"limit": clip(text(value), NAME)})
 
 
 def _measured(verdict: Verdict) -> Iterable[tuple[str, Threshold]]:
@@ -385,101 +231,3 @@ def _measured(verdict: Verdict) -> Iterable[tuple[str, Threshold]]:
         yield row("speed.throughput", mine.throughput, samples=mine.iterations)
     if verdict.speedup is not None:
         yield row("speed.minSpeedup", verdict.speedup.speedup, verdict.speedup.interval, verdict.speedup.blocks)
-
-
-def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for name, item in value.items():
-        if isinstance(item, Mapping):
-            yield from _leaves(item, f"{prefix}{name}.")
-        elif item not in ((), [], None):
-            yield prefix + name, item
-
-
-# ---- facts ----
-
-
-def _inputs(sources: Sources) -> Iterable[tuple[str, Any]]:
-    engine, request = sources.engine, sources.request
-    if (manifest := engine.manifest) is not None:
-        yield "model as given, tree digest", manifest.source_model
-        yield "prepared model, tree digest", manifest.model
-        yield "prepared key", manifest.prepared_key
-        yield "flavour", manifest.flavour
-        for kind, specs in (("input", manifest.inputs), ("output", manifest.outputs)):
-            for spec in specs[:8]:
-                yield f"{kind} {clip(spec.name, NAME)}", f"{spec.dtype} {_text(['?' if size is None else size for size in spec.shape])}"
-    elif engine.build is not None:
-        yield "prepared model, tree digest", engine.build.prepared_model
-        yield "prepared key", engine.build.prepared_key
-    if sources.baseline is not None:
-        yield "validation set, tree digest", sources.baseline.validation
-        yield "baseline key", sources.baseline.baseline_key
-        yield "FP32 outputs, digest", sources.baseline.outputs_digest
-    if request is not None:
-        if request.validation is not None:
-            yield "validation set, address", request.validation.uri
-            yield "task", request.validation.task
-        yield (
-            "preprocessing",
-            request.preprocessing.to_json_dict() if request.preprocessing else "none: samples are as the model reads them",
-        )
-    yield "engine, sha256", engine.verdict.blob
-    yield "fingerprint", engine.verdict.fingerprint
-
-
-def _recipe(judged: Judged) -> Iterable[tuple[str, Any]]:
-    if (manifest := judged.manifest) is not None:
-        yield "precision", manifest.precision
-        yield "QuantizeLinear and DequantizeLinear nodes", manifest.qdq_nodes
-        if manifest.share:
-            yield "share of the worthwhile nodes in the lower precision", manifest.share
-        yield from ((f"prepared: {name}", value) for name, value in _leaves(manifest.recipe))
-        yield from ((f"made with {tool}", version) for tool, version in manifest.tools.items())
-    if judged.build is not None:
-        yield from ((f"built: {name}", value) for name, value in _leaves(judged.build.recipe))
-        yield from ((f"built with {tool}", version) for tool, version in judged.build.tools.items())
-
-
-def _environment(verdict: Verdict, build: BuildRecord | None) -> Iterable[tuple[str, Any]]:
-    yield "judged on node", verdict.node or "not named"
-    yield "judged by", verdict.holder
-    yield from _leaves(build.facts if build else {})
-    yield from ((f"context: {name}", value) for name, value in _leaves(verdict.context))
-    yield from ((name, value) for name, value in _leaves({name: verdict.evidence[name] for name in verdict.evidence if name not in _BULKY}))
-
-
-_BULKY = ("candidate", "baseline")
-"""Whole metrics, which the page has as tables."""
-
-
-def _facts(items: Iterable[tuple[str, Any]]) -> list[Fact]:
-    found = list(items)
-    facts = [Fact(name=clip(name, NAME), value=clip(_text(value), TEXT)) for name, value in found[:MOST_FACTS]]
-    if len(found) > MOST_FACTS:
-        facts.append(Fact(name="more", value=f"{len(found) - MOST_FACTS} lines are left out"))
-    return facts
-
-
-def _lines(lines: Sequence[str]) -> list[str]:
-    unique = list(dict.fromkeys(lines))
-    kept = [clip(line, TEXT) for line in unique[:MOST_LINES]]
-    return kept if len(unique) <= MOST_LINES else [*kept, f"and {len(unique) - MOST_LINES} more"]
-
-
-def _text(value: Any) -> str:
-    """For people: lists by commas, mappings as `name value`."""
-    match value:
-        case str():
-            return value
-        case Mapping():
-            return ", ".join(f"{name} {_text(item)}" for name, item in value.items())
-        case list() | tuple():
-            return "[" + ", ".join(_text(item) for item in value) + "]"
-        case None:
-            return "unknown"
-        case bool():
-            return "yes" if value else "no"
-        case float():
-            return f"{value:.6g}"
-        case _:
-            return str(value)

@@ -13,7 +13,7 @@ from enginefleet_api.errors import EngineFleetError
 
 from ..gate.arrays import Array
 from ..gate.samples import Dataset
-from .model import MOST_BOXES, Box, Picture
+from .data import MOST_BOXES, Box, Picture
 
 SIDE = 160
 """Longest side in pixels."""

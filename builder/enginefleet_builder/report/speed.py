@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from decimal import Decimal
 
 from .cells import count, interval, percent, short, stored, table, text
+from .data import ReportData
 from .graphs import Scale, bar, scale_of
 from .markup import Content
 from .markup import element as e
-from .model import ReportData
 
 WHOLE = Scale(Decimal(0), Decimal(1))
 
@@ -71,7 +71,7 @@ def layers(data: ReportData) -> Content:
     return (
         e(
             "p",
-            f"{found.nodes} nodes as they ran at batch {found.batch}: {found.source}, over {found.runs} runs of"
+            f"{found.nodes} nodes as they ran at batch {found.batch}: {found.source}, each node's median of {found.runs} runs, together"
             f" {short(found.milliseconds)} ms (the profiler itself costs time). A node's type is the narrowest of its inputs and outputs.",
         ),
         e(
