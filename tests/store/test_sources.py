@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -103,6 +104,15 @@ def test_files_are_for_the_command_line_only(tmp_path: Path) -> None:
     source = Source(uri=(tmp_path / "m.onnx").as_uri())
     assert refused(source, tmp_path / "out").reason == "SourceNotAllowed"
     assert fetch_source(source, tmp_path / "out", allow_file=True).digest == tree_digest([("m.onnx", sha(MODEL))])
+
+
+def test_a_file_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    Path(os.fsdecode(os.fsencode(folder) + b"/\xff.png")).write_bytes(b"x")
+    error = refused(Source(uri=folder.as_uri()), tmp_path / "out", allow_file=True)
+    assert error.reason == "SourceNotAllowed"
+    assert "a name in UTF-8" in error.message
 
 
 @pytest.mark.parametrize(

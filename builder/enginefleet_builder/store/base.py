@@ -109,6 +109,8 @@ def check_key(key: str) -> str:
     """`key`, or ValueError when it could leave the store's prefix."""
     if not key or key.startswith("/") or "\\" in key or "\0" in key or any(part in ("", ".", "..") for part in key.split("/")):
         raise ValueError(f"store key {key!r}: expected a relative POSIX path without '.' or '..'")
+    if not key.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in key):
+        raise ValueError(f"store key {key!r}: expected a name in UTF-8")
     return key
 
 
