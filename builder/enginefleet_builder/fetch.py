@@ -164,6 +164,7 @@ def _write_manifest(request: FetchRequest, engine: Path, record: BuildRecord | N
         facts=request.facts,
         recipe=record.recipe if record else {},
         precision=record.precision if record else "",
+        preprocessing=request.preprocessing,
     )
     check = engine.parent / RUNTIME_CHECK
     check.parent.mkdir(exist_ok=True)

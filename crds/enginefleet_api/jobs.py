@@ -212,6 +212,8 @@ class FetchRequest(Contract):
     engine_path: str = "/engine"
     cache_path: str = ""
     """Node cache folder; empty: none."""
+    preprocessing: Preprocessing | None = None
+    """Left beside the engine for the server."""
     timeout_seconds: int = 110
 
 
@@ -243,6 +245,8 @@ class EngineManifest(Contract):
     facts: dict[str, Any]
     recipe: dict[str, Any] = Field(default_factory=dict)
     precision: str = ""
+    preprocessing: Preprocessing | None = None
+    """From a picture to the model's input, as it was calibrated and judged."""
 
 
 class JobFailure(Contract):

@@ -28,9 +28,23 @@ def write_engine(folder: Path, **changes: Any) -> EngineManifest:
     ]
     graph = helper.make_graph(nodes, "add", inputs, outputs)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(folder / "model.onnx"))
+    return _manifest(folder, "adder", **changes)
+
+
+def write_picture_engine(folder: Path, **changes: Any) -> EngineManifest:
+    """`images` FP32 [N, 3, 8, 8] goes through to `same`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shape: list[str | int | None] = ["N", 3, 8, 8]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("images", "same"))
+    graph = helper.make_graph([helper.make_node("Identity", ["images"], ["same"])], "pictures", [x], [y])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(folder / "model.onnx"))
+    return _manifest(folder, "pictures", **changes)
+
+
+def _manifest(folder: Path, name: str, **changes: Any) -> EngineManifest:
     facts = {"backend": "onnxruntime", "backendVersion": onnxruntime.__version__, "executionProvider": "CPU"}
     manifest = EngineManifest(
-        model_name="adder", engine_key="e" * 64, blob="sha256:" + sha256_of(folder / "model.onnx"),
+        model_name=name, engine_key="e" * 64, blob="sha256:" + sha256_of(folder / "model.onnx"),
         size=(folder / "model.onnx").stat().st_size, fingerprint="fp-1", file="model.onnx", facts=facts,
     ).model_copy(update=changes)  # fmt: skip
     (folder / "engine.json").write_text(manifest.model_dump_json(by_alias=True))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import copy
+import io
 import json
 import os
 import signal
@@ -16,14 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from PIL import Image
 from starlette.applications import Starlette
 
 from enginefleet_api.errors import EngineFleetError, EnvironmentFault
+from enginefleet_api.resources import Preprocessing
+from enginefleet_builder.gate.preprocessing import Preprocessor
 from enginefleet_builder.serve.app import make_app
 from enginefleet_builder.serve.engine import load
 from localcluster.ports import free_port
-from tests.serve.support import REQUEST, write_engine
+from tests.serve.support import REQUEST, write_engine, write_picture_engine
 
 
 class Client:
@@ -159,6 +165,59 @@ def test_a_folder_without_an_engine(tmp_path: Path) -> None:
 
 
 # ---- the process ----
+
+
+def png(array: np.ndarray[Any, Any]) -> str:
+    buffer = io.BytesIO()
+    Image.fromarray(array).save(buffer, "PNG")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+PREPROCESSING = Preprocessing(resize="letterbox", size=[8, 8], scale="1/255", mean=["0.5"], std=["0.25"])
+PICTURES = [np.random.default_rng(number).integers(0, 255, (20, 12, 3), np.uint8) for number in range(2)]
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Client:
+    write_picture_engine(tmp_path, preprocessing=PREPROCESSING)
+    return Client(make_app(load(tmp_path), body_limit=100_000))
+
+
+def ask_with(data: Any, shape: list[int], **more: Any) -> dict[str, Any]:
+    return {"inputs": [{"name": "images", "datatype": "BYTES", "shape": shape, "data": data} | more]}
+
+
+def test_pictures_become_input_as_calibration_and_gate_make_it(pictures: Client) -> None:
+    answer = pictures.post("/v2/models/pictures/infer", json=ask_with([png(p) for p in PICTURES], [2])).json()
+    found = np.reshape(answer["outputs"][0]["data"], answer["outputs"][0]["shape"])
+    expected = np.stack([Preprocessor.of(PREPROCESSING).picture(Image.fromarray(p)) for p in PICTURES])
+    assert np.allclose(found, expected, atol=1e-6)
+    assert pictures.get("/v2/models/pictures").json()["parameters"]["pictures"] == "BYTES"
+
+
+@pytest.mark.parametrize(
+    ("data", "shape", "says"),
+    [
+        ([png(PICTURES[0])], [2], "list of n base64 texts of shape [n], found shape [2]"),
+        ("text", [1], "list of n base64 texts"),
+        ([7], [1], "list of n base64 texts"),
+        (["no base64!"], [1], "picture 0 is not base64"),
+        ([base64.b64encode(b"GIF89a nothing").decode()], [1], "no readable picture"),
+        ([png(PICTURES[0])[:400]], [1], "no readable picture"),
+        ([png(np.zeros((5001, 5000), np.uint8))], [1], "5000 x 5001 pixels, at most 25000000 are decoded"),
+    ],
+)
+def test_what_is_no_picture_is_answered_with_what_was_found(pictures: Client, data: Any, shape: list[int], says: str) -> None:
+    response = pictures.post("/v2/models/pictures/infer", json=ask_with(data, shape))
+    assert response.status_code == 400
+    assert says in response.json()["error"]
+
+
+def test_without_known_preprocessing_pictures_are_refused(client: Client, tmp_path: Path) -> None:
+    write_picture_engine(tmp_path / "plain")
+    plain = Client(make_app(load(tmp_path / "plain")))
+    response = plain.post("/v2/models/pictures/infer", json=ask_with([png(PICTURES[0])], [1]))
+    assert (response.status_code, "known preprocessing" in response.json()["error"]) == (400, True)
 
 
 def test_sigterm_lets_an_inference_finish(tmp_path: Path) -> None:

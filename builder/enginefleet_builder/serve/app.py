@@ -27,6 +27,7 @@ CONCURRENT = 4
 
 def make_app(engine: Engine, body_limit: int = BODY_LIMIT) -> Starlette:
     slots = CapacityLimiter(CONCURRENT)
+    picture = engine.picture if engine.preprocessor is not None else None
 
     async def server(_request: Request) -> Response:
         return JSONResponse({"name": "enginefleet", "version": _version(), "extensions": []})
@@ -46,7 +47,11 @@ def make_app(engine: Engine, body_limit: int = BODY_LIMIT) -> Starlette:
                 "platform": "onnxruntime_onnx",
                 "inputs": [tensor.describe() for tensor in engine.inputs],
                 "outputs": [tensor.describe() for tensor in engine.outputs],
-                "parameters": {"engine": engine.manifest.blob, "fingerprint": engine.manifest.fingerprint},
+                "parameters": {
+                    "engine": engine.manifest.blob,
+                    "fingerprint": engine.manifest.fingerprint,
+                    "pictures": "BYTES" if picture is not None else "",
+                },
             }
         )
 
@@ -62,7 +67,8 @@ def make_app(engine: Engine, body_limit: int = BODY_LIMIT) -> Starlette:
         except (ValueError, RecursionError) as error:
             return _error(400, f"the body is not JSON: {error}")
         try:
-            feeds = parse_inputs(value, engine.inputs)
+            # pictures take their time to decode
+            feeds = await to_thread.run_sync(parse_inputs, value, engine.inputs, picture, limiter=slots)
             outputs = parse_outputs(value, engine.outputs)
         except BadRequest as error:
             return _error(400, str(error))

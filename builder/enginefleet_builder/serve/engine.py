@@ -15,11 +15,16 @@ from enginefleet_api.jobs import EngineManifest
 from enginefleet_builder.backends import ort_session
 from enginefleet_builder.backends.threads import resolve_threads
 from enginefleet_builder.fetch import MANIFEST, MODEL_NAME_VARIABLE
+from enginefleet_builder.gate.arrays import FloatArray
+from enginefleet_builder.gate.preprocessing import Preprocessor
+from enginefleet_builder.gate.readers.files import decode_bytes
 from enginefleet_builder.probe import onnxruntime_facts
 from enginefleet_builder.store.base import sha256_of
 
 from .protocol import DATATYPE_OF_ORT, Tensor
 
+MOST_PIXELS = 25_000_000
+"""Largest picture that is decoded: 75 MB in memory, which a request of a few KB can ask for."""
 REFETCH = "Delete the pod: its replacement fetches the engine again."
 
 
@@ -32,6 +37,13 @@ class Engine:
     session: Any
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
+    preprocessor: Preprocessor | None = None
+    """For models of one input whose manifest says what is done to pictures."""
+
+    def picture(self, data: bytes, index: int) -> FloatArray:
+        """One encoded picture (JPEG, PNG …) as calibration and gate saw it, float32 without a batch axis. Raises PermanentError."""
+        assert self.preprocessor is not None
+        return self.preprocessor.picture(decode_bytes(data, f"picture {index}", MOST_PIXELS))
 
     def run(self, outputs: list[str], feeds: dict[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
         found: list[np.ndarray[Any, Any]] = self.session.run(outputs, feeds)
@@ -62,7 +74,9 @@ def load(folder: Path) -> Engine:
             "EngineRefused", f"ONNX Runtime refuses {path.name}: {str(error).strip()[:400]}", "It is built again."
         ) from error
     name = os.environ.get(MODEL_NAME_VARIABLE) or manifest.model_name or "model"
-    return Engine(name, manifest, session, _tensors(session.get_inputs()), _tensors(session.get_outputs()))
+    inputs = _tensors(session.get_inputs())
+    preprocessor = Preprocessor.of(manifest.preprocessing) if manifest.preprocessing is not None and len(inputs) == 1 else None
+    return Engine(name, manifest, session, inputs, _tensors(session.get_outputs()), preprocessor)
 
 
 def _manifest(folder: Path) -> EngineManifest:

@@ -1,16 +1,20 @@
 """Requests and answers of the Open Inference Protocol v2 (https://github.com/kserve/open-inference-protocol), JSON tensors: pure functions.
 
-A request that does not fit the model is answered with what was found and what was expected.
+A request that does not fit the model is answered with what was found and what was expected. A model of one input whose preprocessing is known
+takes encoded pictures, too: datatype BYTES, shape [n], n base64 texts.
 """
 
 from __future__ import annotations
 
+import base64
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+
+from enginefleet_api.errors import EngineFleetError
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
@@ -47,8 +51,12 @@ class Tensor:
         return {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
 
 
-def parse_inputs(body: Any, inputs: Sequence[Tensor]) -> dict[str, np.ndarray[Any, Any]]:
-    """Arrays by input name."""
+Picture: TypeAlias = Callable[[bytes, int], np.ndarray[Any, Any]]
+"""(encoded picture, its place in the request) → the model's input without a batch axis. Raises EngineFleetError."""
+
+
+def parse_inputs(body: Any, inputs: Sequence[Tensor], picture: Picture | None = None) -> dict[str, np.ndarray[Any, Any]]:
+    """Arrays by input name. `picture`: how pictures become input, where that is known."""
     if not isinstance(body, Mapping):
         raise BadRequest(f"the body is {_kind(body)}, expected an object with 'inputs'")
     given = body.get("inputs")
@@ -58,7 +66,34 @@ def parse_inputs(body: Any, inputs: Sequence[Tensor]) -> dict[str, np.ndarray[An
     if sorted(names) != sorted(wanted):
         raise BadRequest(f"found the inputs {_names(names)}, expected {_names(wanted)}")
     by_name = {item["name"]: item for item in given}
-    return {tensor.name: _array(by_name[tensor.name], tensor) for tensor in inputs}
+    return {tensor.name: _input(by_name[tensor.name], tensor, picture) for tensor in inputs}
+
+
+def _input(item: Mapping[str, Any], tensor: Tensor, picture: Picture | None) -> np.ndarray[Any, Any]:
+    if item.get("datatype") != "BYTES" or tensor.datatype == "BYTES":
+        return _array(item, tensor)
+    label = f"input {tensor.name!r}"
+    if picture is None:
+        raise BadRequest(f"{label}: found BYTES, expected {tensor.datatype!r}: pictures need a model of one input with known preprocessing")
+    data, shape = item.get("data"), item.get("shape")
+    if not isinstance(data, list) or not data or not all(isinstance(one, str) for one in data) or shape != [len(data)]:
+        raise BadRequest(f"{label}: pictures are a list of n base64 texts of shape [n], found shape {shape!r}")
+    rows = []
+    for index, text in enumerate(data):
+        try:
+            rows.append(picture(base64.b64decode(text, validate=True), index))
+        except ValueError as error:
+            raise BadRequest(f"{label}: picture {index} is not base64: {error}") from error
+        except EngineFleetError as error:
+            raise BadRequest(f"{label}: {error.message}") from error
+    if len({row.shape for row in rows}) > 1:
+        raise BadRequest(f"{label}: the pictures come out in unlike sizes {sorted({row.shape for row in rows})}: send them one by one")
+    array = np.stack(rows).astype(DTYPES[tensor.datatype])
+    if len(array.shape) != len(tensor.shape) or any(
+        wanted not in (-1, size) for size, wanted in zip(array.shape, tensor.shape, strict=True)
+    ):
+        raise BadRequest(f"{label}: the pictures come out as {list(array.shape)}, expected {list(tensor.shape)} (-1: any size)")
+    return array
 
 
 def parse_outputs(body: Mapping[str, Any], outputs: Sequence[Tensor]) -> list[Tensor]:

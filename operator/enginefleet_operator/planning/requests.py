@@ -17,7 +17,7 @@ from enginefleet_api.identity import (
 )
 from enginefleet_api.jobs import BuildRequest, PreflightTarget, PrepareReport, PrepareRequest, Source, StoreRef
 from enginefleet_api.keys import gate_key_of
-from enginefleet_api.resources import EngineStoreSpec, ModelDeploymentSpec, Resolved, Validation
+from enginefleet_api.resources import EngineStoreSpec, ModelDeploymentSpec, Preprocessing, Resolved, Validation
 from enginefleet_api.variants import SCALED, Variant, rungs
 
 from .ladder import FP32
@@ -205,7 +205,9 @@ def template_identity(spec: ModelDeploymentSpec, store: EngineStoreSpec) -> Mapp
     readers = store.read_credentials_secret_ref or store.credentials_secret_ref
     fetched_from = digest({"store": store_ref(store).to_json_dict(), "secret": readers.name if readers else ""})
     template: Json = digest(_decimal_floats(serving.template)) if serving.template is not None else REFERENCE_TEMPLATE
-    return {
+    # what the pod is told beside its engine
+    told: dict[str, Json] = {} if spec.preprocessing == Preprocessing() else {"preprocessing": digest(spec.preprocessing.to_json_dict())}
+    return told | {
         "template": template,
         "enginePath": serving.engine_path,
         "layout": serving.layout,

@@ -225,6 +225,7 @@ def _init_containers(s: Snapshot, action: CreateWorkload, image: str, pod: dict[
         store=requests.store_ref(s.store),
         engine_path=path,
         cache_path="/cache",
+        preprocessing=s.spec.preprocessing,
     )
     readers = s.store.read_credentials_secret_ref or s.store.credentials_secret_ref
     containers = [

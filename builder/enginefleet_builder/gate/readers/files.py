@@ -58,19 +58,24 @@ def decode(file: Path) -> Image.Image:
     return _opened(file, _upright)
 
 
+def decode_bytes(data: bytes, name: str, most: int) -> Image.Image:
+    """The same for a picture that came over the network, of at most `most` pixels."""
+    return _opened(Path(name), _upright, io.BytesIO(data), most)
+
+
 def size_of(file: Path) -> tuple[int, int]:
     """(height, width) of the upright picture, from its header."""
     return _opened(file, lambda image: (image.width, image.height) if _orientation(image) >= 5 else (image.height, image.width))
 
 
-def _opened(file: Path, read: Callable[[Image.Image], Found]) -> Found:
+def _opened(file: Path, read: Callable[[Image.Image], Found], data: io.BytesIO | None = None, most: int = MAX_PIXELS) -> Found:
     try:
         with warnings.catch_warnings():
             # a picture too large is refused below, in our words; broken EXIF and palettes are Pillow's to ignore
             warnings.simplefilter("ignore")
-            with Image.open(file, formats=FORMATS) as image:
-                if image.width * image.height > MAX_PIXELS:
-                    raise unreadable(file, f"{image.width} x {image.height} pixels, at most {MAX_PIXELS} are decoded")
+            with Image.open(file if data is None else data, formats=FORMATS) as image:
+                if image.width * image.height > most:
+                    raise unreadable(file, f"{image.width} x {image.height} pixels, at most {most} are decoded")
                 if image.mode not in MODES_OF_8_BITS:
                     raise unreadable(file, f"the picture has Pillow's mode {image.mode}, expected 8 bits a channel")
                 return read(image)
