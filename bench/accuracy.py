@@ -309,27 +309,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", help="names of networks; default: all")
     parser.add_argument("--small", action="store_true", help="an eighth of the samples, and nothing is written")
     options = parser.parse_args(argv)
-    done = []
+    done: list[dict[str, Any]] = []
     for network in NETWORKS:
         if options.only and network.name not in options.only:
             continue
         with tempfile.TemporaryDirectory(prefix="accuracy-") as folder:
             done.append(measure(network, Path(folder), options.small))
+        if options.small:
+            print(table(result_of(done)))
+        else:
+            write(done)
+    return 0
+
+
+def result_of(networks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     tools = {name: version(name) for name in ("onnxruntime", "nvidia-modelopt", "onnx", "numpy")}
-    result: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat(), "machine": machine(), "tools": tools, "networks": done}
-    if options.small:
-        print(table(result))
-        return 0
-    if options.only and RESULT.exists():
-        names = {network["name"] for network in done}
-        kept = [network for network in json.loads(RESULT.read_text())["networks"] if network["name"] not in names]
-        order = [network.name for network in NETWORKS]
-        done = sorted([*kept, *done], key=lambda item: order.index(str(item["name"])))
-        result["networks"] = done
+    return {"date": datetime.now(UTC).date().isoformat(), "machine": machine(), "tools": tools, "networks": networks}
+
+
+def write(done: Sequence[Mapping[str, Any]]) -> None:
+    """After each network: what was measured before in another run stays."""
+    names = {network["name"] for network in done}
+    before = json.loads(RESULT.read_text())["networks"] if RESULT.exists() else []
+    order = [network.name for network in NETWORKS]
+    kept = [network for network in before if network["name"] not in names and network["name"] in order]
+    result = result_of(sorted([*kept, *done], key=lambda item: order.index(str(item["name"]))))
     RESULT.parent.mkdir(parents=True, exist_ok=True)
     RESULT.write_text(json.dumps(result, indent=2) + "\n")
     TABLE.write_text(table(result))
-    return 0
 
 
 if __name__ == "__main__":
