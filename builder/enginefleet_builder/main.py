@@ -8,6 +8,8 @@ Commands import what they need when they run: `fetch` starts in every serving po
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,7 +17,6 @@ import typer
 
 from enginefleet_api.errors import EngineFleetError
 from enginefleet_api.jobs import BuildRequest, FetchRequest, PrepareRequest, ProbeRequest, RuntimeCheckRequest, StoreRef
-from enginefleet_api.variants import SCALED
 
 from . import by_hand, shell
 from .io import Progress, failed, termination_log, write_termination
@@ -27,9 +28,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON."
 Store = Annotated[str | None, typer.Option(help="s3://bucket/prefix/ or a folder.")]
 Endpoint = Annotated[str, typer.Option(help="S3 endpoint of the store.")]
 Data = Annotated[str | None, typer.Option(help="Validation set: a path, s3:// or https://.")]
-Task = Annotated[str, typer.Option(help="classification or outputs.")]
-MetricName = Annotated[str, typer.Option(help="top1, top5, cosine, max_abs_error, …")]
-MinSamples = Annotated[int, typer.Option(help="Fewer samples make the answer inconclusive.")]
+SpecFile = Annotated[
+    Path | None,
+    typer.Option("--spec", help="Manifest of a ModelDeployment (YAML or JSON): what it says counts where no flag says otherwise."),
+]
+Task = Annotated[str | None, typer.Option(help="classification (the default), detection, segmentation or outputs.")]
+MetricName = Annotated[str | None, typer.Option(help="top1 (the default), top5, map50, map50_95, miou, cosine or max_abs_error.")]
+MinSamples = Annotated[int | None, typer.Option(help="Fewer samples make the answer inconclusive; by default 200.")]
 MaxDrop = Annotated[str | None, typer.Option(help="Largest drop against FP32, e.g. 0.01.")]
 Minimum = Annotated[str | None, typer.Option(help="Smallest value of the metric.")]
 Required = Annotated[list[str] | None, typer.Option(help="A class that must have samples; repeat for more.")]
@@ -54,11 +59,16 @@ def _request(kind: type[shell.Request], file: Path | None, hand: dict[str, Any] 
 def prepare(
     request: RequestFile = None,
     as_json: AsJson = False,
+    spec: SpecFile = None,
     model: Annotated[str | None, typer.Option(help="The .onnx file or its folder: a path, s3:// or https://.")] = None,
     digest: Annotated[str | None, typer.Option(help="Tree digest that the model must have.")] = None,
-    precision: Annotated[str, typer.Option(help="fp32, fp16, bf16, int8, …; auto: int8 by each method, fp16 and fp32.")] = "fp32",
+    precision: Annotated[
+        str | None, typer.Option(help="fp32 (the default), fp16, bf16, int8, …; auto: int8 by each method, fp16 and fp32.")
+    ] = None,
     calibration: Annotated[str | None, typer.Option(help="Calibration set for int8; without one the scales stand in the model.")] = None,
-    method: Annotated[Literal["auto", "entropy", "max"], typer.Option(help="How ranges are found from the calibration set.")] = "auto",
+    method: Annotated[
+        Literal["auto", "entropy", "max"] | None, typer.Option(help="How ranges are found from the calibration set; by default auto.")
+    ] = None,
     repair: Annotated[
         bool, typer.Option(help="Make the repaired int8 variant too: the layers that lose most stay in higher precision.")
     ] = False,
@@ -74,37 +84,35 @@ def prepare(
     store: Store = None,
     endpoint: Endpoint = "",
     validation: Data = None,
-    task: Task = "classification",
-    metric: MetricName = "top1",
-    min_samples: MinSamples = 200,
+    task: Task = None,
+    metric: MetricName = None,
+    min_samples: MinSamples = None,
     timeout: Timeout = 3600,
 ) -> None:
     """Fetch, check and convert a model; measure its FP32 baseline; put both into the store."""
     hand: dict[str, Any] | None = None
-    if model is not None:
-        try:
-            variants = by_hand.variants(precision, method, data=calibration is not None, repair=repair)
-        except EngineFleetError as error:
-            shell.show_failure(error, as_json)
-            raise typer.Exit(error.exit_code) from error
-        hand = {
-            "model": by_hand.source(model, digest),
-            "variants": variants,
-            "flavours": flavour or ["onnxruntime"],
-            "store": by_hand.store(_needed(store, "--store"), endpoint),
-            "holder": by_hand.holder(),
-            "timeoutSeconds": timeout,
-        } | by_hand.validation(
-            validation, task=task, metric=metric, min_samples=min_samples, max_drop=None, minimum=None, required_classes=[]
-        )
-        if export is not None:
-            sides = [int(side) if side.isdigit() else side for side in (export_size or "").split("x") if side]
-            hand |= {"export": {"trust": export, "size": sides, "nms": export_nms}}
-        if calibration is not None:
-            told = {"uri": by_hand.uri(calibration), "method": method}
-            hand |= {"calibration": told, "calibrationSource": by_hand.source(calibration)}
-        elif any(variant["precision"] in SCALED for variant in variants):
-            hand |= {"calibration": {"source": "model"}}
+    if model is not None or spec is not None:
+        sides = [int(side) if side.isdigit() else side for side in (export_size or "").split("x") if side]
+        flags = {
+            "model": {
+                "uri": model,
+                "digest": digest,
+                "export": None if export is None else {"trust": export, "size": sides, "nms": export_nms},
+            },
+            "precision": precision,
+            "calibration": {
+                "uri": calibration,
+                "source": "dataset" if calibration is not None else None,
+                "method": method if calibration is not None or spec is not None else None,
+            },
+        } | _gate(validation, task, metric, min_samples)
+        with _failing(as_json):
+            hand = by_hand.prepare_request(
+                by_hand.spec(spec, flags),
+                repair=repair,
+                flavours=flavour or ["onnxruntime"],
+                store_ref=by_hand.store(_needed(store, "--store"), endpoint),
+            ) | {"holder": by_hand.holder(), "timeoutSeconds": timeout}
     wanted = _request(PrepareRequest, request, hand, as_json)
 
     def work(progress: Progress) -> Any:
@@ -126,26 +134,36 @@ def _build_or_judge(which: Literal["build", "judge"], wanted: BuildRequest, as_j
 
 
 def _build_request(request: Path | None, as_json: bool, prepared: str | None, flags: dict[str, Any]) -> BuildRequest:
-    if prepared is None:
-        return _request(BuildRequest, request, None, as_json)
+    hand: dict[str, Any] | None = None
+    if prepared is not None:
+        acceptance = {"minimum": flags["minimum"], "maxDrop": flags["max_drop"]}
+        more = {"requiredClasses": flags["required_class"] or None, "acceptance": acceptance}
+        gate = _gate(flags["validation"], flags["task"], flags["metric"], flags["min_samples"], **more)
+        with _failing(as_json):
+            hand = by_hand.build_request(
+                by_hand.spec(flags["spec"], {"build": {"threads": flags["threads"]}} | gate),
+                store_ref=by_hand.store(_needed(flags["store"], "--store"), flags["endpoint"]),
+                prepared_key=prepared,
+                partner_key=flags["partner"],
+                baseline_key=flags["baseline"],
+                provider=flags["provider"],
+            ) | {"holder": by_hand.holder(), "timeoutSeconds": flags["timeout"]}
+    return _request(BuildRequest, request, hand, as_json)
+
+
+def _gate(data: str | None, task: str | None, metric: str | None, min_samples: int | None, **more: Any) -> dict[str, Any]:
+    """spec.validation as flags say it."""
+    return {"validation": {"uri": data, "task": task, "metric": metric, "minSamples": min_samples} | more}
+
+
+@contextmanager
+def _failing(as_json: bool) -> Iterator[None]:
+    """A failure ends the process with its message."""
     try:
-        checked = by_hand.validation(flags["validation"], **flags["gate"])
-        store = by_hand.store(_needed(flags["store"], "--store"), flags["endpoint"])
-        keys = by_hand.build_keys(
-            store_ref=store,
-            prepared_key=prepared,
-            baseline_key=flags["baseline"],
-            provider=flags["provider"],
-            threads=flags["threads"],
-            checked=checked,
-        )
+        yield
     except EngineFleetError as error:
         shell.show_failure(error, as_json)
         raise typer.Exit(error.exit_code) from error
-    hand = keys | checked | {"preparedKey": prepared, "backend": "onnxruntime", "executionProvider": flags["provider"], "store": store}
-    if flags["baseline"]:
-        hand["baselineKey"] = flags["baseline"]
-    return _request(BuildRequest, None, hand | {"holder": by_hand.holder(), "timeoutSeconds": flags["timeout"]}, as_json)
 
 
 def _needed(value: str | None, flag: str) -> str:
@@ -155,60 +173,60 @@ def _needed(value: str | None, flag: str) -> str:
 
 
 Prepared = Annotated[str | None, typer.Option(help="Prepared key, from the report of prepare.")]
+Partner = Annotated[str | None, typer.Option(help="Prepared key of the same model in FP32: what minSpeedup is measured against.")]
 BaselineKey = Annotated[str | None, typer.Option(help="Baseline key, from the report of prepare.")]
 Provider = Annotated[str, typer.Option(help="CPU, CUDA, …")]
-Threads = Annotated[str, typer.Option(help="Threads of the engine, or auto.")]
+Threads = Annotated[str | None, typer.Option(help="Threads of the engine, or auto (the default).")]
 
 
 @app.command()
 def build(
     request: RequestFile = None,
     as_json: AsJson = False,
+    spec: SpecFile = None,
     prepared: Prepared = None,
+    partner: Partner = None,
     baseline: BaselineKey = None,
     provider: Provider = "CPU",
-    threads: Threads = "auto",
+    threads: Threads = None,
     store: Store = None,
     endpoint: Endpoint = "",
     validation: Data = None,
-    task: Task = "classification",
-    metric: MetricName = "top1",
-    min_samples: MinSamples = 200,
+    task: Task = None,
+    metric: MetricName = None,
+    min_samples: MinSamples = None,
     max_drop: MaxDrop = None,
     minimum: Minimum = None,
     required_class: Required = None,
     timeout: Timeout = 3600,
 ) -> None:
     """Build (or adopt) an engine for this machine, publish it, judge it."""
-    _build_or_judge("build", _build_request(request, as_json, prepared, _flags(**locals())), as_json)
+    _build_or_judge("build", _build_request(request, as_json, prepared, locals()), as_json)
 
 
 @app.command()
 def judge(
     request: RequestFile = None,
     as_json: AsJson = False,
+    spec: SpecFile = None,
     prepared: Prepared = None,
+    partner: Partner = None,
     baseline: BaselineKey = None,
     provider: Provider = "CPU",
-    threads: Threads = "auto",
+    threads: Threads = None,
     store: Store = None,
     endpoint: Endpoint = "",
     validation: Data = None,
-    task: Task = "classification",
-    metric: MetricName = "top1",
-    min_samples: MinSamples = 200,
+    task: Task = None,
+    metric: MetricName = None,
+    min_samples: MinSamples = None,
     max_drop: MaxDrop = None,
     minimum: Minimum = None,
     required_class: Required = None,
     timeout: Timeout = 3600,
 ) -> None:
     """Judge the newest build of an engine on this machine again."""
-    _build_or_judge("judge", _build_request(request, as_json, prepared, _flags(**locals())), as_json)
-
-
-def _flags(*, task: str, metric: str, min_samples: int, max_drop: str | None, minimum: str | None, **others: Any) -> dict[str, Any]:
-    gate = {"task": task, "metric": metric, "min_samples": min_samples, "max_drop": max_drop, "minimum": minimum}
-    return others | {"gate": gate | {"required_classes": others["required_class"] or []}}
+    _build_or_judge("judge", _build_request(request, as_json, prepared, locals()), as_json)
 
 
 @app.command()

@@ -44,6 +44,8 @@ def load_request(kind: type[Request], file: Path | None, by_hand: Mapping[str, A
         return kind.model_validate_json(text)
     except OSError as error:
         raise PermanentError("BadRequest", f"cannot read {file}: {error.strerror}.", "Correct the path.") from error
+    except UnicodeDecodeError as error:
+        raise PermanentError("BadRequest", f"{file} is no text.", "Give a request as JSON.") from error
     except ValidationError as error:
         problems = (
             f"{'.'.join(str(part) for part in item['loc']) or 'request'}: {item['msg']}" for item in error.errors(include_url=False)[:5]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -186,8 +186,8 @@ def known_from_image(table: Table, image: str) -> dict[str, str]:
 # ---- manifests ----
 
 
-def read_manifests(path: Path) -> list[Mapping[str, Any]]:
-    """The documents of a YAML or JSON file. Raises PermanentError `ClassInvalid`."""
+def read_manifests(path: Path, refused: Callable[[Path, str], PermanentError]) -> list[Mapping[str, Any]]:
+    """The documents of a YAML or JSON file. Raises what `refused` makes of the path and the cause."""
     # Imported here: only the command line reads manifests.
     import yaml
 
@@ -195,12 +195,12 @@ def read_manifests(path: Path) -> list[Mapping[str, Any]]:
         with path.open("rb") as file:
             text = file.read(MOST_BYTES + 1)
         if len(text) > MOST_BYTES:
-            raise _not_a_class(path, f"it has more than {MOST_BYTES} bytes")
+            raise refused(path, f"it has more than {MOST_BYTES} bytes")
         documents = list(yaml.safe_load_all(text))
     except OSError as error:
-        raise _not_a_class(path, error.strerror or str(error)) from error
+        raise refused(path, error.strerror or str(error)) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise _not_a_class(path, " ".join(str(error).split())[:200]) from error
+        raise refused(path, " ".join(str(error).split())[:200]) from error
     found: list[Mapping[str, Any]] = []
     for document in documents:
         items = document.get("items") if isinstance(document, Mapping) and document.get("kind") == "List" else [document]
@@ -213,7 +213,7 @@ def from_manifests(path: Path, table: Table) -> list[PreflightTarget]:
 
     Where NodeFingerprints stand in the same file, or status tells what probes found, those facts count; else what the image's name tells.
     """
-    documents = read_manifests(path)
+    documents = read_manifests(path, _not_a_class)
     classes = [document for document in documents if document.get("kind") == "HardwareClass"]
     if not classes:
         kinds = [str(document.get("kind")) for document in documents][:5]

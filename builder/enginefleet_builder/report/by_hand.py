@@ -11,6 +11,7 @@ from urllib.request import url2pathname
 
 from enginefleet_api.documents import Answer, BuildRecord, PreparedManifest, Verdict
 from enginefleet_api.jobs import BuildRequest, FetchRequest, StoreRef
+from enginefleet_api.resources import Preprocessing
 from enginefleet_api.variants import SCALED
 
 from ..store import layout
@@ -69,6 +70,7 @@ def _fetch_request(build: BuildRecord, verdict: Verdict, request: BuildRequest) 
         facts=build.facts,
         store=request.store,
         engine_path="engine",
+        preprocessing=request.preprocessing,
     ).to_json_dict()
 
 
@@ -79,7 +81,7 @@ def _with_request(command: str, request: dict[str, Any]) -> str:
 
 def _prepare(manifest: PreparedManifest, request: BuildRequest) -> str:
     """Empty where flags cannot say it: preprocessing, profiles, exclusions."""
-    if manifest.flavour != "onnxruntime" or request.preprocessing is not None or request.inputs:
+    if manifest.flavour != "onnxruntime" or request.preprocessing not in (None, Preprocessing()) or request.inputs:
         return ""
     method, _, _ = manifest.variant.partition("-")[2].partition("-")
     excluded = manifest.recipe.get("exclude") or {}

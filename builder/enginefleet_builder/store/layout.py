@@ -93,8 +93,12 @@ def digest_hex(digest: str) -> str:
     return digest.removeprefix("sha256:")
 
 
+def is_key(text: str) -> bool:
+    return _HEX64.fullmatch(text) is not None
+
+
 def _hex(key: str) -> str:
-    if not _HEX64.fullmatch(key):
+    if not is_key(key):
         raise ValueError(f"{key!r} is not a key: expected 64 hex digits")
     return key
 
