@@ -23,7 +23,7 @@ from ..io import Progress
 from .arrays import Array, Floats64
 
 CHILD = "enginefleet_builder.gate.python_child"
-HINT = "Correct validation.python.code; it runs with numpy, without network, files and other processes."
+HINT = "Correct validation.python.code; it runs with numpy, without network and other processes."
 _PR_SET_DUMPABLE = 4
 
 

@@ -214,7 +214,7 @@ class Converter:
         recipe = {"method": method, "exclude": quantize.as_exclude(self._calibration.exclude, freed)} | sensitivity.recipe(found)
         before, after = sensitivity.decibels(found.plain), sensitivity.decibels(found.noise)
         notes.append(
-            f"repaired from {method}: {len(found.kept)} layers stay in higher precision, signal to noise {before} dB before, {after} dB after"
+            f"repaired from {method}: layers kept in higher precision: {len(found.kept)}, signal to noise {before} dB before, {after} dB after"
             + ("" if found.reached else f", {sensitivity.decibels(found.target)} dB were aimed at")
             + (f"; the search ended early after {found.spent}" if found.spent else "")
         )

@@ -269,7 +269,7 @@ def repair(quantized: ModelProto, original: ModelProto, layers: Sequence[Layer],
         return outputs.noise(keep(quantized, list(names), original))
 
     seconds = min(MOST_SECONDS, progress.remaining() / 2)
-    return search(layers, measure, Budget(seconds=seconds), lambda runs: progress("repair: measure layers", runs, len(layers)))
+    return search(layers, measure, Budget(seconds=seconds), lambda runs: progress("repair: measure layers, runs at most", runs, MOST_RUNS))
 
 
 def recipe(found: Found) -> dict[str, Any]:
