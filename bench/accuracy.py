@@ -107,8 +107,8 @@ def orientations(packages: Path, folder: Path, calibration: int, validation: int
     return _arrays(folder, packages, {"calibration": calibration, "test": validation}, one, mean, std)
 
 
-def words(packages: Path, folder: Path, calibration: int, validation: int) -> tuple[Path, Path]:
-    """Scattered words: a folder of pictures, and COCO's json for those that are judged."""
+def characters(packages: Path, folder: Path, calibration: int, validation: int) -> tuple[Path, Path]:
+    """Scattered characters: a folder of pictures, and COCO's json for those that are judged."""
     for split, count in (("calibration", calibration), ("test", validation)):
         draw, target = Draw(packages, split, 11), folder / split
         target.mkdir()
@@ -124,7 +124,7 @@ def words(packages: Path, folder: Path, calibration: int, validation: int) -> tu
                     {"id": len(annotations) + 1, "image_id": index, "category_id": 1, "bbox": box, "area": box[2] * box[3], "iscrowd": 0}
                 )
         if split == "test":
-            told = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "word"}]}
+            told = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "character"}]}
             (target / "annotations.json").write_text(json.dumps(told))
     return folder / "calibration", folder / "test"
 
@@ -152,11 +152,11 @@ NETWORKS = (
         inputs=dynamic("x", 3, 224, 224),
     ),
     Network(
-        "word detector (YOLOX)",
+        "character detector (YOLOX)",
         "ddddocr",
         "ddddocr/common_det.onnx",
         (256, 200),
-        words,
+        characters,
         {"task": "detection", "metric": "map50_95", "decoder": {"kind": "yolox", "nmsIou": "0.45"}},
         {"resize": "letterbox", "size": [416, 416], "color": "BGR"},
     ),

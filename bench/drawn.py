@@ -92,24 +92,23 @@ class Draw:
         return self._worn(picture)
 
     def scattered(self, side: int) -> tuple[Pixels, list[tuple[float, float, float, float]]]:
-        """Words that do not overlap on a plain ground, and their boxes x1 y1 x2 y2: (side, side, 3)."""
+        """A few characters in clean print that do not overlap, and their boxes x1 y1 x2 y2: (side, side, 3)."""
         ground, ink = self._colours()
         picture = Image.new("RGB", (side, side), ground)
         pen, boxes = ImageDraw.Draw(picture), list[tuple[float, float, float, float]]()
-        wanted = int(self.random.integers(2, 7))
-        for _ in range(40):
+        wanted = int(self.random.integers(3, 7))
+        for _ in range(60):
             if len(boxes) == wanted:
                 break
-            font, word = self._some(28, 54)
-            left, top, right, bottom = font.getbbox(word)
-            if right - left > side - 20:
-                continue
+            font, word = self._some(44, 64)
+            letter = word[int(self.random.integers(len(word)))].upper()
+            left, top, right, bottom = font.getbbox(letter)
             x, y = (float(self.random.uniform(5, side - 5 - size)) for size in (right - left, bottom - top))
             box = (x, y, x + right - left, y + bottom - top)
             if all(box[2] + 8 < a or c + 8 < box[0] or box[3] + 8 < b or d + 8 < box[1] for a, b, c, d in boxes):
-                pen.text((x - left, y - top), word, ink, font)
+                pen.text((x - left, y - top), letter, ink, font)
                 boxes.append(box)
-        return self._worn(picture), boxes
+        return np.asarray(picture, np.uint8), boxes
 
 
 def resized(picture: Pixels, height: int, width: int) -> Pixels:
