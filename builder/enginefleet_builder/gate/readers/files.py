@@ -68,14 +68,14 @@ def size_of(file: Path) -> tuple[int, int]:
     return _opened(file, lambda image: (image.width, image.height) if _orientation(image) >= 5 else (image.height, image.width))
 
 
-def _opened(file: Path, read: Callable[[Image.Image], Found], data: io.BytesIO | None = None, most: int = MAX_PIXELS) -> Found:
+def _opened(file: Path, read: Callable[[Image.Image], Found], data: io.BytesIO | None = None, most: int | None = None) -> Found:
     try:
         with warnings.catch_warnings():
             # a picture too large is refused below, in our words; broken EXIF and palettes are Pillow's to ignore
             warnings.simplefilter("ignore")
             with Image.open(file if data is None else data, formats=FORMATS) as image:
-                if image.width * image.height > most:
-                    raise unreadable(file, f"{image.width} x {image.height} pixels, at most {most} are decoded")
+                if image.width * image.height > (limit := MAX_PIXELS if most is None else most):
+                    raise unreadable(file, f"{image.width} x {image.height} pixels, at most {limit} are decoded")
                 if image.mode not in MODES_OF_8_BITS:
                     raise unreadable(file, f"the picture has Pillow's mode {image.mode}, expected 8 bits a channel")
                 return read(image)
