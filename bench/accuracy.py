@@ -173,20 +173,25 @@ def packages() -> Path:
     return next((folder / "lib").glob("python*/site-packages"))
 
 
-def measure(network: Network, folder: Path, small: bool) -> dict[str, Any]:
-    where = packages() if network.model else EXAMPLE
-    calibration, validation = (count // 8 if small else count for count in network.samples)
+def place(network: Network) -> Path:
+    """The folder that the network's `model` is below."""
+    return packages() if network.model else EXAMPLE
+
+
+def request_for(network: Network, folder: Path, calibration: int, validation: int, *, min_validation: int, flavour: str) -> PrepareRequest:
+    """All variants of a network with data drawn below `folder`, which holds the store, too."""
+    where = place(network)
     samples_folder = folder / "data"
     samples_folder.mkdir()
     calibration_set, validation_set = network.prepare_data(where, samples_folder, calibration, validation)
     model = where / (network.model or "model.onnx")
-    judged = Validation.model_validate({"uri": validation_set.as_uri(), "minSamples": 50, **network.validation})
+    judged = Validation.model_validate({"uri": validation_set.as_uri(), "minSamples": min_validation, **network.validation})
     told = Calibration(uri=calibration_set.as_uri(), min_samples=min(calibration, 32))
-    request = PrepareRequest(
+    return PrepareRequest(
         model=Source(uri=model.as_uri()),
         variants=list(rungs("auto", told)),
         best_effort=True,
-        flavours=["onnxruntime"],
+        flavours=[flavour],
         inputs=[InputSpec.model_validate(item) for item in network.inputs],
         preprocessing=Preprocessing.model_validate(network.preprocessing) if network.preprocessing else None,
         calibration=told,
@@ -196,6 +201,13 @@ def measure(network: Network, folder: Path, small: bool) -> dict[str, Any]:
         store=StoreRef(uri=(folder / "store").as_uri()),
         holder="bench",
     )
+
+
+def measure(network: Network, folder: Path, small: bool) -> dict[str, Any]:
+    calibration, validation = (count // 8 if small else count for count in network.samples)
+    request = request_for(network, folder, calibration, validation, min_validation=50, flavour="onnxruntime")
+    judged = request.validation
+    assert judged is not None
     rows = []
     for variant in request.variants:
         began = time.monotonic()
@@ -205,7 +217,7 @@ def measure(network: Network, folder: Path, small: bool) -> dict[str, Any]:
     baseline = prepared.baseline
     return {
         "name": network.name,
-        "source": f"{network.source} {version_of(where, network.source)}".strip(),
+        "source": f"{network.source} {version_of(place(network), network.source)}".strip(),
         "metric": judged.metric,
         "calibrationSamples": calibration if network.model else network.samples[0],
         "baseline": baseline.to_json_dict() if baseline else None,

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from enginefleet_api import fingerprint, identity
 from enginefleet_api.errors import PermanentError
 from enginefleet_api.jobs import Source, StoreRef
-from enginefleet_api.keys import gate_key_of
+from enginefleet_api.keys import gate_key_of, recipe_of
 from enginefleet_api.resources import ModelDeploymentSpec
 from enginefleet_api.variants import SCALED, Variant, rungs
 
@@ -163,7 +163,7 @@ def build_request(
         raise PermanentError("PreparedMissing", f"no prepared model {prepared_key} in {store_ref['uri']}.", hint)
     facts = fingerprint.combine(host_facts(), onnxruntime_facts(provider))
     here = fingerprint.identify(facts)
-    recipe = asked.build.to_json_dict() | {"profiles": [one.to_json_dict() for one in asked.inputs]}
+    recipe = recipe_of(asked.build, asked.inputs)
     return sources(asked, "validation") | {
         "engineKey": identity.engine_key(prepared_model=manifest.model, recipe=recipe, fingerprint=here),
         "gateKey": gate_key_of(asked.validation, asked.benchmark, baseline_key),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from .identity import Json, gate_key
-from .resources import Benchmark, Validation
+from .resources import Benchmark, BuildSettings, InputSpec, Validation
 
 GATE_DEFAULTS = {"minInstances": 10}
 """Of schema version 1, for what was added since: at its default it is left out, so that a gate's key stays."""
@@ -27,6 +30,11 @@ def gate_thresholds(validation: Validation | None, benchmark: Benchmark) -> dict
     if benchmark.acceptance is not None:
         thresholds["speed"] = benchmark.acceptance.to_json_dict()
     return thresholds
+
+
+def recipe_of(build: BuildSettings, inputs: Sequence[InputSpec]) -> dict[str, Any]:
+    """The *requested* engine recipe: never resolved values."""
+    return build.to_json_dict() | {"profiles": [one.to_json_dict() for one in inputs]}
 
 
 def gate_key_of(validation: Validation | None, benchmark: Benchmark, baseline_key: str | None) -> str:

@@ -13,10 +13,8 @@ import numpy as np
 import onnx
 import pytest
 
-from bench.accuracy import EXAMPLE, NETWORKS, Network, packages
+from bench.accuracy import NETWORKS, Network, place, request_for
 from enginefleet_api.documents import PreparedManifest
-from enginefleet_api.jobs import PrepareRequest, Source, StoreRef
-from enginefleet_api.resources import Calibration, InputSpec, Preprocessing, Validation
 from enginefleet_api.variants import Variant
 from enginefleet_builder.io import PlainProgress
 from enginefleet_builder.prepare.job import prepare
@@ -30,33 +28,13 @@ VARIANTS = [Variant(precision="int8", method="max"), Variant(precision="fp16")]
 
 @pytest.mark.parametrize("network", [n for n in NETWORKS if n.name != "page orientation"], ids=lambda n: n.name)
 def test_modelopt_converts_it_keeps_its_interface_and_stays_close(network: Network, tmp_path: Path) -> None:
-    where = packages() if network.model else EXAMPLE
-    (tmp_path / "data").mkdir()
-    calibration_set, validation_set = network.prepare_data(where, tmp_path / "data", FEW, FEW)
-    model = where / (network.model or "model.onnx")
-    told = Calibration(uri=calibration_set.as_uri(), min_samples=FEW)
-    judged = Validation.model_validate({"uri": validation_set.as_uri(), "minSamples": FEW, **network.validation})
-    store = StoreRef(uri=(tmp_path / "store").as_uri())
-    report = prepare(
-        PrepareRequest(
-            model=Source(uri=model.as_uri()),
-            variants=VARIANTS,
-            flavours=["tensorrt-10"],
-            inputs=[InputSpec.model_validate(item) for item in network.inputs],
-            preprocessing=Preprocessing.model_validate(network.preprocessing) if network.preprocessing else None,
-            calibration=told,
-            calibration_source=Source(uri=told.uri),
-            validation=judged,
-            validation_source=Source(uri=judged.uri),
-            store=store,
-            holder="test",
-        ),
-        PlainProgress(),
-    )
+    request = request_for(network, tmp_path, FEW, FEW, min_validation=FEW, flavour="tensorrt-10")
+    report = prepare(request.model_copy(update={"variants": VARIANTS, "best_effort": False}), PlainProgress())
+    model = place(network) / (network.model or "model.onnx")
     assert report.baseline is not None
     # the detector is strict about boxes: map50_95
     assert float(report.baseline.value) > 0.4
-    records = Records(open_store(store))
+    records = Records(open_store(request.store))
     given = onnx.load(model, load_external_data=False)
     for item in report.prepared:
         manifest = records.prepared(item.prepared_key)

@@ -50,6 +50,7 @@ class ChildEnd:
     """The child's side of the pipe. Frames have a descriptor of their own: whatever a library prints goes to the log."""
 
     def __init__(self) -> None:
+        self._questions = sys.stdin.buffer
         self._answers = os.fdopen(os.dup(1), "wb", buffering=0)
         os.dup2(2, 1)
 
@@ -58,7 +59,7 @@ class ChildEnd:
         return decode(self._read)
 
     def _read(self, size: int) -> bytes:
-        data = sys.stdin.buffer.read(size)
+        data = self._questions.read(size)
         if len(data) < size:
             raise EOFError
         return data
@@ -68,3 +69,25 @@ class ChildEnd:
             view = memoryview(part)
             while view:
                 view = view[self._answers.write(view) or 0 :]
+
+
+Answer = Callable[[Mapping[str, Any], Mapping[str, Array]], tuple[dict[str, Any], dict[str, Array]]]
+
+
+def serve(
+    answer: Answer,
+    failed: Callable[[BaseException], dict[str, Any]] = lambda error: {"error": f"{type(error).__name__}: {error}"},
+    catch: type[BaseException] = Exception,
+) -> None:
+    """Answer one parent until it is gone. `failed`: what is said of a failure of the kind `catch`; the parent classifies it."""
+    end = ChildEnd()
+    while True:
+        try:
+            header, arrays = end.receive()
+        except EOFError:
+            return
+        try:
+            reply, results = answer(header, arrays)
+        except catch as error:
+            reply, results = failed(error), {}
+        end.send(reply, results)

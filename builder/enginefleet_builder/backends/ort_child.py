@@ -6,10 +6,8 @@ profile {engine, threads, runs, folder}. See frames.py.
 
 from __future__ import annotations
 
-import os
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import numpy as np
 
 from ..gate.arrays import Array
 from . import ort_session
-from .frames import decode, encode
+from .frames import serve
 
 MAX_ITERATIONS = 2_000_000
 """Bound of memory for a sustained run of tiny models."""
@@ -66,35 +64,6 @@ class Server:
             before, now = now, time.perf_counter()
             times.append(now - before)
         return np.array(times, np.float64)
-
-
-def serve(answer: Callable[[Mapping[str, Any], Mapping[str, Array]], tuple[dict[str, Any], dict[str, Array]]]) -> None:
-    """Answer one parent until standard input ends."""
-    # Frames have a descriptor of their own: whatever a library prints goes to the log.
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
-    questions = sys.stdin.buffer
-
-    def read(size: int) -> bytes:
-        data = questions.read(size)
-        if len(data) < size:
-            raise EOFError
-        return data
-
-    while True:
-        try:
-            header, arrays = decode(read)
-        except EOFError:
-            return
-        try:
-            reply, results = answer(header, arrays)
-        # whatever it is, the parent classifies its text
-        except Exception as error:  # noqa: BLE001
-            reply, results = {"error": f"{type(error).__name__}: {error}"}, {}
-        for part in encode(reply, results):
-            view = memoryview(part)
-            while view:
-                view = view[answers.write(view) or 0 :]
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import json
 import os
 import platform
 import resource
-import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.frames import decode, encode
+from ..backends.frames import serve
 from .arrays import Array
 
 FILE_NAME = "<validation.python.code>"
@@ -205,32 +204,8 @@ def said(error: BaseException) -> str:
 
 
 def main() -> None:
-    # Frames have a descriptor of their own: whatever the code prints goes to the log.
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
-    questions = sys.stdin.buffer
-
-    def read(size: int) -> bytes:
-        data = questions.read(size)
-        if len(data) < size:
-            raise EOFError
-        return data
-
-    server = Server()
-    while True:
-        try:
-            header, arrays = decode(read)
-        except EOFError:
-            return
-        try:
-            reply, results = server.answer(header, arrays)
-        # SystemExit and KeyboardInterrupt of the user's code are errors too
-        except BaseException as error:  # noqa: BLE001
-            reply, results = {"failed": said(error)}, {}
-        for part in encode(reply, results):
-            view = memoryview(part)
-            while view:
-                view = view[answers.write(view) or 0 :]
+    # SystemExit and KeyboardInterrupt of the user's code are errors too
+    serve(Server().answer, lambda error: {"failed": said(error)}, BaseException)
 
 
 if __name__ == "__main__":

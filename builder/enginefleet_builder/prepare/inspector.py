@@ -17,7 +17,7 @@ from typing import Any
 
 from enginefleet_api.errors import EngineFleetError
 
-from ..backends.ort_child import serve
+from ..backends.frames import serve
 from ..gate.arrays import Array
 from . import checks, cures, native_checks, target_checks
 from . import model as models

@@ -47,6 +47,9 @@ class Tensor:
     datatype: str
     shape: tuple[int, ...]
 
+    def takes(self, shape: Sequence[int]) -> bool:
+        return len(shape) == len(self.shape) and all(wanted in (-1, size) for size, wanted in zip(shape, self.shape, strict=True))
+
     def describe(self) -> dict[str, Any]:
         return {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
 
@@ -89,9 +92,7 @@ def _input(item: Mapping[str, Any], tensor: Tensor, picture: Picture | None) -> 
     if len({row.shape for row in rows}) > 1:
         raise BadRequest(f"{label}: the pictures come out in unlike sizes {sorted({row.shape for row in rows})}: send them one by one")
     array = np.stack(rows).astype(DTYPES[tensor.datatype])
-    if len(array.shape) != len(tensor.shape) or any(
-        wanted not in (-1, size) for size, wanted in zip(array.shape, tensor.shape, strict=True)
-    ):
+    if not tensor.takes(array.shape):
         raise BadRequest(f"{label}: the pictures come out as {list(array.shape)}, expected {list(tensor.shape)} (-1: any size)")
     return array
 
@@ -128,7 +129,7 @@ def _array(item: Mapping[str, Any], tensor: Tensor) -> np.ndarray[Any, Any]:
     shape = item.get("shape")
     if not isinstance(shape, list) or not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in shape):
         raise BadRequest(f"{label}: 'shape' must be a list of sizes, found {shape!r}")
-    if len(shape) != len(tensor.shape) or any(wanted not in (-1, size) for size, wanted in zip(shape, tensor.shape, strict=True)):
+    if not tensor.takes(shape):
         raise BadRequest(f"{label}: found shape {shape}, expected {list(tensor.shape)} (-1: any size)")
     if "data" not in item:
         raise BadRequest(f"{label}: 'data' is missing (the binary extension is not supported)")

@@ -48,7 +48,7 @@ def decide_class(s: ClassSnapshot, now: float) -> Plan:
     probed = list(hwc.status.probed)
     token = hwc.annotations.get(labels.RETRY, "")
     again = token not in ("", hwc.status.retry_token)
-    states = {(p.image, p.host_digest): _forgiven(p) if again else p for p in hwc.status.probes}
+    states = {(p.image, p.host_digest): retry.forget(p) if again else p for p in hwc.status.probes}
     wakes: list[float] = []
     groups: dict[str, list[Node]] = {}
     for node in mine:
@@ -106,11 +106,6 @@ def decide_class(s: ClassSnapshot, now: float) -> Plan:
     status = _status(s, refused, mine, groups, waiting, counts, probed, kept_states, now)
     changed = status.to_json_dict()
     return Plan(tuple(actions), None if changed == hwc.status.to_json_dict() else changed, tuple(events), min(wakes, default=None))
-
-
-def _forgiven(p: ProbeState) -> ProbeState:
-    """For `enginefleet.io/retry`: the failure is forgotten, the count of attempts goes on because Job names are made of it."""
-    return ProbeState(job=p.job, attempts=p.attempts, image=p.image, host_digest=p.host_digest, node=p.node)
 
 
 def _recent(p: ProbedRuntime, probed: list[ProbedRuntime]) -> bool:

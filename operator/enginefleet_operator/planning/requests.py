@@ -16,7 +16,7 @@ from enginefleet_api.identity import (
     revision_id,
 )
 from enginefleet_api.jobs import BuildRequest, PreflightTarget, PrepareReport, PrepareRequest, Source, StoreRef
-from enginefleet_api.keys import gate_key_of
+from enginefleet_api.keys import gate_key_of, recipe_of
 from enginefleet_api.resources import EngineStoreSpec, ModelDeploymentSpec, Preprocessing, Resolved, Validation
 from enginefleet_api.variants import SCALED, Variant, rungs
 
@@ -142,7 +142,7 @@ def preflight_targets(spec: ModelDeploymentSpec, classes: Sequence[HardwareClass
 
 
 def more_request(request: PrepareRequest, pinned: Resolved) -> PrepareRequest:
-    """The same for further variants of what was resolved: every source with the digest that is pinned."""
+    """The same for further variants of what was resolved: sources with the digests that are pinned, and no validation: its baseline stands."""
 
     def at(source: Source | None, digest: str | None) -> Source | None:
         return source.model_copy(update={"digest": digest}) if source is not None and digest else source
@@ -150,7 +150,8 @@ def more_request(request: PrepareRequest, pinned: Resolved) -> PrepareRequest:
     changes = {
         "model": at(request.model, pinned.model),
         "calibration_source": at(request.calibration_source, pinned.calibration),
-        "validation_source": at(request.validation_source, pinned.validation),
+        "validation": None,
+        "validation_source": None,
     }
     return request.model_copy(update=changes)
 
@@ -186,10 +187,7 @@ def resolved(key: str, report: PrepareReport) -> Resolved:
 
 
 def recipe(spec: ModelDeploymentSpec) -> dict[str, Any]:
-    """The *requested* engine recipe: never resolved values."""
-    dumped = spec.build.to_json_dict()
-    dumped["profiles"] = [i.to_json_dict() for i in spec.inputs]
-    return dumped
+    return recipe_of(spec.build, spec.inputs)
 
 
 def revision(spec: ModelDeploymentSpec, pinned: Resolved) -> str:

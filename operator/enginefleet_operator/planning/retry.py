@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from enginefleet_api.errors import FailureClass
 from enginefleet_api.resources import AttemptState, FailureRecord
 
 from .model import Failure
+
+S = TypeVar("S", bound=AttemptState)
 
 LONGEST = 3600.0
 STALLED_AFTER = 8
@@ -50,9 +53,14 @@ def after_success(state: AttemptState | None, job: str) -> AttemptState:
     return AttemptState(job=job, attempts=(state.attempts if state else 0) + 1)
 
 
-def reset(state: AttemptState | None) -> AttemptState | None:
+def forget(state: S) -> S:
     """For `enginefleet.io/retry`: the count of attempts goes on, because Job names are made of it; the failure is forgotten."""
-    return None if state is None else AttemptState(job=state.job, attempts=state.attempts)
+    return state.model_copy(update={"in_a_row": 0, "last_failure": None, "next_attempt_at": ""})
+
+
+def reset(state: AttemptState | None) -> AttemptState | None:
+    """The same where there may have been no attempt."""
+    return None if state is None else forget(state)
 
 
 def is_permanent(state: AttemptState | None) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 from enginefleet_api.documents import Answer
 from enginefleet_api.errors import FailureClass
@@ -356,16 +357,14 @@ LOST_ENGINE = frozenset({"ObjectMissing", "BlobDamaged", "NotProven"})
 """What a fetch says when the store no longer holds what was published: the build is opened again, and adopts or rebuilds."""
 
 
-def _climb(s: Snapshot, pinned: Resolved, known: list[_Fingerprint], statuses: Mapping[str, EngineBuildStatus]) -> list[Ladder[Wanted]]:
-    serving = frozenset(w.build for w in s.workloads if not w.deleting)
-    order, made = requests.ladder(s.spec), requests.made(pinned)
-    return [climb(order, made, one.want, statuses, serving) for one in known]
-
-
 def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
     known = _fingerprints(s, pinned)
     present = {b.name: b for b in s.builds if not b.deleting}
-    before = _climb(s, pinned, known, {b.name: b.status for b in present.values()})
+    serving = frozenset(w.build for w in s.workloads if not w.deleting)
+    order, made = requests.ladder(s.spec), requests.made(pinned)
+    # climbed twice, with what was known before and after this pass; an engine's spec is put together once
+    wants = [cache(one.want) for one in known]
+    before = [climb(order, made, want, {b.name: b.status for b in present.values()}, serving) for want in wants]
     wanted = [rung.want for ladder in before for rung in ladder.rungs if rung.want is not None]
     # two classes that share hardware, image and gate want the same engine: one Job builds, the other adopts after it
     busy: set[str] = {j.build for j in s.jobs if j.role == "build" and j.active}
@@ -410,7 +409,7 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
         statuses[want.name] = status
         if status != build.status:
             actions.append(WriteBuildStatus(want.name, status.to_json_dict()))
-    ladders = _climb(s, pinned, known, statuses)
+    ladders = [climb(order, made, want, statuses, serving) for want in wants]
     current = {ladder.current.want.name: (ladder, ladder.current.want) for ladder in ladders if ladder.current and ladder.current.want}
     return BuildStage(
         wanted=tuple(want for _, want in current.values()),

@@ -11,6 +11,7 @@ from enginefleet_api.documents import Answer
 from enginefleet_api.errors import FailureClass
 from enginefleet_api.jobs import PrepareReport, PrepareRequest, ResolvedPrepared
 from enginefleet_api.variants import Variant
+from enginefleet_operator.planning import requests
 from enginefleet_operator.planning.decide import decide
 from enginefleet_operator.planning.model import Failure, Snapshot, StartPrepare
 from enginefleet_operator.render import manifests
@@ -174,3 +175,20 @@ def test_prepare_is_told_for_which_runtimes_it_checks_the_model() -> None:
     request = PrepareRequest.model_validate_json(next(e["value"] for e in env if e["name"] == "ENGINEFLEET_REQUEST"))
     assert [(t.name, t.backend, t.version) for t in request.targets] == [("cpu", "onnxruntime", "1.24.4")]
     assert request.batch_sizes == [1]
+
+
+def test_a_further_variant_is_prepared_without_the_validation_set_whose_baseline_stands() -> None:
+    s = w.settle(auto())
+    s = w.settle(w.end_job(s, "prepare", report=report((Variant(precision="int8", method="entropy"), Variant(precision="fp32")), {})))
+    s = w.end_job(s, "build", report=w.build_report(s.builds[0], FAIL, ["lost"]), node="n0")
+    start = w.first(decide(s, w.NOW), StartPrepare)
+    assert s.store is not None
+    assert start.pinned is not None
+    asked = requests.more_request(requests.prepare_request("vision", "m", s.spec, s.store, "holder", start.variants), start.pinned)
+    assert (asked.validation, asked.validation_source) == (None, None)
+    assert asked.model.digest == start.pinned.model
+    assert asked.calibration_source is not None
+    assert asked.calibration_source.digest == start.pinned.calibration
+    # and the report, which knows of no baseline, takes none away
+    said = report(start.variants, {}).model_copy(update={"baseline_key": None, "baseline": None, "validation": None})
+    assert requests.with_more(start.pinned, said).baseline_key == start.pinned.baseline_key
