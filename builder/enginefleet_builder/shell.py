@@ -27,6 +27,7 @@ from enginefleet_api.jobs import REQUEST_VARIABLE, BuildReport, Termination
 
 from .guard import Guard, Interrupted
 from .io import Cancellation, Progress, as_failure, failed, progress_for, termination_log, write_termination
+from .prepare.findings import clean
 
 Request = TypeVar("Request", bound=Contract)
 
@@ -101,7 +102,8 @@ def show(report: Any, as_json: bool) -> None:
         print(json.dumps(value, indent=1, default=str))
         return
     for line in _lines(value, ""):
-        print(line)
+        # names and metadata come out of foreign files
+        print(clean(line, len(line)))
 
 
 def show_failure(failure: EngineFleetError, as_json: bool) -> None:

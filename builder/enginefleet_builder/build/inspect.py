@@ -1,26 +1,58 @@
-"""What an ONNX file or an ONNX Runtime engine holds, for people."""
+"""What a model, an engine or a timing cache is, for people: told from the file, without a GPU and without loading an engine."""
 
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from pydantic import ValidationError
+
+from enginefleet_api.errors import PermanentError
+from enginefleet_api.jobs import EngineManifest
+
+from .. import engine_files
+from ..fetch import MANIFEST
 from ..prepare import model as models
 from ..sources import model_files
 from ..store.base import sha256_of
 
+MOST_MANIFEST = 1 << 20
+
 
 def inspect(path: Path) -> dict[str, Any]:
-    """Operators with their number, opsets, inputs and outputs, Q/DQ nodes, metadata, external data.
+    """`kind` and what that kind tells: onnx, tensorrt-plan, ultralytics-engine, timing-cache, tensorrt-archive.
 
-    `path`: a file, or a folder with one model or an engine. Raises PermanentError `NotAModel`, `ModelNotFound`, `ModelAmbiguous`.
+    `path`: a file, or a folder with one model or with an engine as `enginefleet fetch` leaves it. Raises PermanentError `NotAModel` (says what
+    the file is), `ModelNotFound`, `ModelAmbiguous`, and what reading an ONNX file raises.
     """
-    path = model_files(path) if path.is_dir() else path
+    if path.is_dir():
+        manifest = _manifest(path / MANIFEST)
+        return _onnx_or_engine(model_files(path)) if manifest is None else _served(path, manifest)
+    return _onnx_or_engine(path)
+
+
+def _onnx_or_engine(path: Path) -> dict[str, Any]:
+    try:
+        # a pipe or a device would never end
+        found = engine_files.describe(path) if path.is_file() else None
+    except OSError as error:
+        raise PermanentError("ModelNotFound", f"{path.name} cannot be read: {error.strerror}.", "Correct its permissions.") from error
+    if found is None:
+        return _onnx(path)
+    told = {"file": path.name, "kind": found.pop("kind"), "size": path.stat().st_size, "sha256": sha256_of(path)} | found
+    if "payloadOffset" in told:
+        told["payload"]["sha256"] = engine_files.sha256_from(path, told["payloadOffset"])
+    return told
+
+
+def _onnx(path: Path) -> dict[str, Any]:
+    """Operators with their number, opsets, inputs and outputs, Q/DQ nodes, metadata, external data."""
     model = models.read_model(path)
     operators = Counter(f"{node.domain}.{node.op_type}" if node.domain else node.op_type for node in models.nodes(model))
     return {
         "file": path.name,
+        "kind": "onnx",
         "size": path.stat().st_size,
         "sha256": sha256_of(path),
         "irVersion": int(model.ir_version),
@@ -33,4 +65,26 @@ def inspect(path: Path) -> dict[str, Any]:
         "qdqNodes": models.count(model, models.QUANTIZING),
         "externalData": sorted({item.location for item in models.external(model)}),
         "metadata": models.metadata(model),
+    }
+
+
+def _manifest(path: Path) -> EngineManifest | None:
+    try:
+        with path.open("rb") as file:
+            return EngineManifest.model_validate_json(file.read(MOST_MANIFEST))
+    except (OSError, ValidationError):
+        return None
+
+
+def _served(folder: Path, manifest: EngineManifest) -> dict[str, Any]:
+    name = PurePosixPath(manifest.file)
+    if name.is_absolute() or ".." in name.parts:
+        raise PermanentError(
+            "NotAModel", f"{MANIFEST} names the file {manifest.file[:120]!r}, outside of its folder.", "Fetch the engine again."
+        )
+    told = _onnx_or_engine(folder / name)
+    digest = told["payload"]["sha256"] if "payload" in told else told["sha256"]
+    wanted = {"blob": manifest.blob, "sound": f"sha256:{digest}" == manifest.blob, "engineKey": manifest.engine_key}
+    return told | {
+        "manifest": wanted | {"fingerprint": manifest.fingerprint, "precision": manifest.precision, "facts": dict(manifest.facts)}
     }

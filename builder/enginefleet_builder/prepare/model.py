@@ -37,6 +37,8 @@ _BEGINNINGS = [
     (b"\x89hdf", "an HDF5 file, perhaps a Keras model"),
     (b"\x93numpy", "a NumPy array"),
     (b"ftrt", "a TensorRT plan"),
+    (b"vtrt", "a plan of TensorRT for RTX"),
+    (b"ptrt", "a timing cache of TensorRT, or a plan from before 8.6"),
     (b"\x7felf", "a program or shared library"),
     (b"\xff\xd8\xff", "a JPEG picture"),
     (b"\x89png", "a PNG picture"),
