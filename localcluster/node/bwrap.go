@@ -16,8 +16,8 @@ import (
 var hidden = map[string]bool{"/proc": true, "/dev": true, "/tmp": true, "/root": true, "/home": true, "/run": true, "/mnt": true, "/lost+found": true}
 
 // bwrapArgs are bubblewrap's arguments for one container: the machine's file
-// system read-only without the hidden folders, then the image's folders, then
-// the pod's volumes.
+// system read-only without the hidden folders, then the image's folders and the
+// pod's volumes, outer ones first.
 func bwrapArgs(cfg *rt.ContainerConfig, img *image, hostname, resolvConf string) ([]string, error) {
 	command := cfg.Command
 	if len(command) == 0 {
@@ -33,12 +33,7 @@ func bwrapArgs(cfg *rt.ContainerConfig, img *image, hostname, resolvConf string)
 	mounts := placedMounts(cfg.Mounts, resolvConf)
 	a = append(a, rootFolders("/", mounts)...)
 	a = append(a, "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--dir", "/run")
-	for _, folder := range img.Binds {
-		if hiddenPlace(folder) {
-			a = append(a, "--ro-bind", folder, folder)
-		}
-	}
-	for _, m := range mounts {
+	for _, m := range withImage(img, mounts) {
 		how := "--bind"
 		if m.readOnly {
 			how = "--ro-bind"
@@ -67,8 +62,27 @@ func placedMounts(volumes []*rt.Mount, resolvConf string) (out []placed) {
 	for _, v := range volumes {
 		out = append(out, placed{v.HostPath, realTarget(v.ContainerPath), v.Readonly})
 	}
-	sort.SliceStable(out, func(i, j int) bool { return strings.Count(out[i].target, "/") < strings.Count(out[j].target, "/") })
+	outerFirst(out)
 	return out
+}
+
+// withImage adds the image's folders that lie in hidden places: a volume on
+// /tmp must not cover an image that is kept below /tmp.
+func withImage(img *image, mounts []placed) (out []placed) {
+	for _, folder := range img.Binds {
+		if hiddenPlace(folder) {
+			out = append(out, placed{folder, folder, true})
+		}
+	}
+	out = append(out, mounts...)
+	outerFirst(out)
+	return out
+}
+
+func outerFirst(mounts []placed) {
+	sort.SliceStable(mounts, func(i, j int) bool {
+		return strings.Count(mounts[i].target, "/") < strings.Count(mounts[j].target, "/")
+	})
 }
 
 // realTarget follows the links among a mount point's parents: /var/run/secrets
