@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +46,37 @@ class Session(Protocol):
         """All outputs by name, in the model's order. Raises PermanentError `InferenceFailed` for inputs that the engine refuses."""
 
     def timings(self, feeds: Mapping[str, Array], *, warm_up: int, iterations: int, seconds: float) -> NDArray[np.float64]:
-        """Seconds of each of at least `iterations` runs, and of as many as fit into `seconds`; float64, in order of time."""
+        """Seconds of each of at least `iterations` runs, and of as many as fit into `seconds`; float64, in order of time.
+
+        As a server sees a run: on an accelerator copying inputs there and outputs back is part of it.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Single runs on an accelerator, in order of time; seconds, float64."""
+
+    seconds: NDArray[np.float64]
+    enqueue: NDArray[np.float64] | None = None
+    """The host's share of each run: from the call until it came back, which may be before the device is done."""
+    cuda_graph: bool = False
+    """Whether the runs were launches of a captured CUDA graph."""
+
+
+@runtime_checkable
+class DeviceSession(Session, Protocol):
+    """What a session on an accelerator offers besides."""
+
+    device_memory: int | None
+    """Bytes of device memory that the loaded engine holds, with its execution context; None: not known."""
+
+    def timed(
+        self, feeds: Mapping[str, Array], *, warm_up: int, iterations: int, seconds: float, transfers: bool, cuda_graph: bool
+    ) -> Timed:
+        """As `timings`. `transfers`: whether copying inputs there and outputs back is part of a run; without it the device's own time counts.
+
+        `cuda_graph`: runs launch a captured graph where the engine can be captured; the answer says whether they did.
+        """
 
 
 class Backend(Protocol):
