@@ -53,6 +53,8 @@ RECIPES: dict[str, Recipe] = {
     "enginefleet/runtime:ort-1.23": Recipe("runtime-ort-1.23", (API, BUILDER), ("enginefleet",)),
     # TensorRT for RTX: its engines are built here without a GPU and run nowhere in a cluster of CPUs
     "enginefleet/runtime:rtx-1.7": Recipe("runtime-rtx-1.7", (API, BUILDER), ("enginefleet",)),
+    # ONNX Runtime with the OpenVINO execution provider and OpenVINO itself
+    "enginefleet/runtime:openvino": Recipe("runtime-openvino", (API, BUILDER), ("enginefleet",)),
     # operator and agent are released together, so a fleet may pull one image for both
     "enginefleet/operator:dev": Recipe("operator", (API, OPERATOR, AGENT), ("enginefleet-operator", "enginefleet-agent")),
     "enginefleet/agent:dev": Recipe(None, (API, AGENT), ("enginefleet-agent",)),

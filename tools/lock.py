@@ -26,6 +26,14 @@ LOCKS: dict[str, tuple[str, ...]] = {
     "operator": ("pyproject.toml", "--extra", "operator"),
     "runtime-ort-1.24": ("pyproject.toml", "requirements/runtime-ort-1.24.in", "--extra", "quantize"),
     "runtime-ort-1.23": ("pyproject.toml", "requirements/runtime-ort-1.23.in", "--extra", "quantize"),
+    "runtime-openvino": (
+        "pyproject.toml",
+        "requirements/runtime-openvino.in",
+        "--extra",
+        "quantize",
+        "--excludes",
+        "requirements/runtime-openvino.excludes",
+    ),
     "runtime-rtx-1.7": ("pyproject.toml", "requirements/runtime-rtx-1.7.in", "--extra", "builder"),
 }
 """lock file -> what it is compiled from"""

@@ -33,3 +33,9 @@ def test_modelopt_comes_without_what_its_onnx_side_does_not_use(name: str) -> No
 
 def test_runtime_images_have_no_modelopt() -> None:
     assert not {"nvidia-modelopt"} & (pinned("runtime-ort-1.24") | pinned("runtime-ort-1.23"))
+
+
+def test_the_openvino_image_has_one_onnx_runtime() -> None:
+    """Both distributions bring the module onnxruntime: the one that is installed last would win."""
+    assert "onnxruntime-openvino" in pinned("runtime-openvino")
+    assert "onnxruntime" not in pinned("runtime-openvino")
