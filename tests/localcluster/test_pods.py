@@ -43,6 +43,15 @@ def test_two_images_run_two_versions_of_a_runtime(cluster: Cluster, run_pod: Run
     assert [run_pod(script, image=f"test/runtime:{folder.name}") for folder in environments] == ["1\n", "2\n"]
 
 
+def test_a_volume_on_tmp_does_not_cover_an_image_that_is_kept_below_tmp(
+    cluster: Cluster, run_pod: RunPod, environments: list[Path]
+) -> None:
+    cluster.add_image(virtual_environment("test/runtime:below-tmp", environments[0]))
+    script = "touch /tmp/mine && python -c 'import engine_runtime; print(engine_runtime.version)'"
+    volume = {"volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}]}
+    assert run_pod(script, image="test/runtime:below-tmp", container=volume, volumes=[{"name": "tmp", "emptyDir": {}}]) == "1\n"
+
+
 def test_a_pod_says_which_digest_it_runs(cluster: Cluster, run_pod: RunPod) -> None:
     digest = cluster.add_image(Image("test/digest:1", env={"A": "1"}))
     run_pod("true", image=f"test/digest@{digest}")
