@@ -247,6 +247,23 @@ def size(subject: Subject, target: PreflightTarget) -> Iterator[Finding]:
         yield Finding("error", "ModelTooLarge", message, "Use a smaller model, or a class with another backend.")
 
 
+def known_bad(subject: Subject, target: PreflightTarget) -> Iterator[Finding]:
+    """What public reports say of this release, board, precision and operator together."""
+    version = target.version if target.backend == "tensorrt" else None
+    entries = targets.known_bad(
+        subject.table, tensorrt=version, l4t=target.l4t, compute_capability=target.compute_capability, dla=target.dla
+    )
+    used = {op for domain, op, _ in used_operators(subject.model) if domain == ""}
+    for entry in entries:
+        asked = [precision for precision in entry.precisions if precision in subject.asked.precisions]
+        ops = [op for op in entry.operators if op in used]
+        if (entry.precisions and not asked) or (entry.operators and not ops):
+            continue
+        parts = ([f"L4T {clean(target.l4t or '')}"] if entry.l4t else []) + asked + ops
+        message = f"{_called(target)}{' with ' + ', '.join(parts) if parts else ''}: {entry.what} ({', '.join(entry.references)})."
+        yield Finding(entry.severity, "KnownTrouble", message, entry.hint)
+
+
 CHECKS: Sequence[Callable[[Subject, PreflightTarget], Iterator[Finding]]] = (
     known,
     platform,
@@ -258,4 +275,5 @@ CHECKS: Sequence[Callable[[Subject, PreflightTarget], Iterator[Finding]]] = (
     dynamic_outputs,
     zero_points,
     size,
+    known_bad,
 )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -62,6 +62,26 @@ class OnnxRuntimeEntry(Contract):
     ir: int
 
 
+class KnownBadEntry(Contract):
+    """A combination that public reports call broken. An empty list is any; a condition that a target does not tell is not met."""
+
+    tensorrt: list[str] = Field(default_factory=list, max_length=2)
+    """First and last release; the last one with everything that it begins."""
+    l4t: list[str] = Field(default_factory=list)
+    """Releases, each with everything that it begins."""
+    compute_capabilities: list[str] = Field(default_factory=list)
+    precisions: list[Precision] = Field(default_factory=list)
+    operators: list[str] = Field(default_factory=list)
+    """Of ONNX; one of them is enough."""
+    dla: bool = False
+    """Whether it is about DLAs only."""
+    severity: Literal["error", "warning"] = "warning"
+    what: str
+    hint: str
+    references: list[Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+#[0-9]+$")]] = Field(min_length=1)
+    """Public threads, owner/repository#number."""
+
+
 class ImageEntry(Contract):
     """A part of an image's name whose first group is a version."""
 
@@ -78,6 +98,7 @@ class Table(Contract):
     hardware: list[HardwareEntry]
     jetpack: list[JetPackEntry]
     onnxruntime: list[OnnxRuntimeEntry]
+    known_bad: list[KnownBadEntry] = Field(default_factory=list)
     images: list[ImageEntry]
 
 
@@ -133,6 +154,9 @@ def _check(table: Table) -> None:
             raise ValueError(f"{what}: releases {texts} do not ascend")
     if not table.tensorrt or None in table.tensorrt[0].model_dump().values():
         raise ValueError("tensorrt: the first entry must have every field")
+    for number, bad in enumerate(table.known_bad):
+        if len(bad.tensorrt) == 1 or [release(text) for text in bad.tensorrt] != sorted(release(text) for text in bad.tensorrt):
+            raise ValueError(f"knownBad.{number}: tensorrt {bad.tensorrt} is no first and last release")
     for entry in table.images:
         if re.compile(entry.pattern).groups != 1:
             raise ValueError(f"images: {entry.pattern!r} has not exactly one group")
@@ -171,6 +195,25 @@ def jetpack(table: Table, l4t: str) -> JetPackEntry | None:
 def onnxruntime(table: Table, version: str) -> OnnxRuntimeEntry | None:
     """The entry of that minor release; None for one that the table does not have."""
     return next((entry for entry in table.onnxruntime if release(version)[:2] == release(entry.release)[:2]), None)
+
+
+def known_bad(table: Table, *, tensorrt: str | None, l4t: str | None, compute_capability: str | None, dla: bool) -> list[KnownBadEntry]:
+    """Entries that a device and its libraries meet; precisions and operators are left to the caller. None is unknown."""
+
+    def begins(text: str | None, beginnings: Sequence[str]) -> bool:
+        return text is not None and any(release(text)[: len(release(one))] == release(one) for one in beginnings)
+
+    def met(entry: KnownBadEntry) -> bool:
+        first, last = entry.tensorrt or ("", "")
+        within = tensorrt is not None and (release(first) <= release(tensorrt) <= release(last) or begins(tensorrt, [last]))
+        return (
+            (within or not entry.tensorrt)
+            and (not entry.l4t or begins(l4t, entry.l4t))
+            and (not entry.compute_capabilities or compute_capability in entry.compute_capabilities)
+            and (dla or not entry.dla)
+        )
+
+    return [entry for entry in table.known_bad if met(entry)]
 
 
 def known_from_image(table: Table, image: str) -> dict[str, str]:
