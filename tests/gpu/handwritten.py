@@ -75,4 +75,8 @@ def timed(engine, batch, runs):
 
 if __name__ == "__main__":
     args = sys.argv[2:]
-    print(json.dumps(build(*args[:3], int(args[3]), int(args[4]), args[5]) if sys.argv[1] == "build" else timed(args[0], int(args[1]), int(args[2]))))
+    print(
+        json.dumps(
+            build(*args[:3], int(args[3]), int(args[4]), args[5]) if sys.argv[1] == "build" else timed(args[0], int(args[1]), int(args[2]))
+        )
+    )

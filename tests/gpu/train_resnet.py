@@ -43,7 +43,13 @@ def main(images, model):
         print("epoch %d: mean loss %.4f" % (epoch + 1, total / (len(labels) // batch)), flush=True)
     network.eval().cpu()
     torch.onnx.export(
-        network, (inputs[:2].cpu(),), model, input_names=["x"], output_names=["logits"], opset_version=13, dynamo=False,
+        network,
+        (inputs[:2].cpu(),),
+        model,
+        input_names=["x"],
+        output_names=["logits"],
+        opset_version=13,
+        dynamo=False,
         dynamic_axes={"x": {0: "batch"}, "logits": {0: "batch"}},
     )
     print("trained and exported in %.1f s on %s" % (time.time() - began, device), flush=True)
