@@ -78,6 +78,16 @@ def variant(model: str, fingerprint: str, engine_key: str) -> str:
     return f"{variants(model, fingerprint)}{_hex(engine_key)}"
 
 
+def timing_cache(fingerprint: str, digest: str) -> str:
+    """Measurements of one builder on one kind of device, by content."""
+    return f"timing-caches/{_holder(fingerprint)}/{digest_hex(digest)}"
+
+
+def timing_cache_pointer(fingerprint: str) -> str:
+    """Names the cache that the next build of the fingerprint begins with."""
+    return f"timing-caches/{_holder(fingerprint)}/newest.json"
+
+
 def report(engine_key: str, gate_key: str, name: str) -> str:
     return f"reports/{_hex(engine_key)}/{_hex(gate_key)}/{name}"
 
