@@ -24,6 +24,8 @@ class BuiltEngine:
     file: Path
     log: str = ""
     warnings: list[str] = field(default_factory=list)
+    providers: Mapping[str, int] = field(default_factory=dict)
+    """Nodes by ONNX Runtime's execution provider; empty: not known, or another backend."""
 
 
 @dataclass(frozen=True, slots=True)

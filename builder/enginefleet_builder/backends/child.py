@@ -60,7 +60,7 @@ class Child:
         except ValueError as error:
             raise PermanentError("EngineCrashed", f"the engine's process answered what is no answer: {error}.", "See the log.") from error
         if "error" in answer:
-            raise refused(str(answer["error"]), str(header.get("do")))
+            raise refused(str(answer["error"]), str(header.get("do")), self.log())
         return answer, results
 
     @property

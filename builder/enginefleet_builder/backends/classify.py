@@ -48,16 +48,34 @@ _TEXTS: list[tuple[str, str, str, str]] = [
 """(pattern, reason, what happened, what to do)"""
 
 
-def refused(text: str, doing: str) -> EngineFleetError:
-    """An error that ONNX Runtime raised while `doing` (optimize, load, run, timings, quantize)."""
+def refused(text: str, doing: str, log: str = "") -> EngineFleetError:
+    """An error that ONNX Runtime raised while `doing` (build, load, run, timings, quantize). `log`: what it had logged."""
     line = " ".join(text.split())[:400].rstrip(". ")
+    kind, _, what = line.partition(": ")
+    match kind:
+        case "ProviderInactiveError":
+            hint = "Use an image, node and driver that have what this execution provider needs, or another executionProvider in the HardwareClass."
+            return EnvironmentFault("ExecutionProviderInactive", f"{what}.{_logged(log)}", hint)
+        case "ProviderUnusedError":
+            hint = "The model's operators, types or shapes are not among those that it takes: use another executionProvider or precision."
+            return PermanentError("ExecutionProviderUnused", f"{what}: all of it would run elsewhere.{_logged(log)}", hint)
+        case "NotEmbeddedError":
+            hint = "An engine is one file that needs no other. Use backend tensorrt, or another executionProvider."
+            return PermanentError("EngineNotWhole", f"{what}.", hint)
     if re.search(r"No space left on device", text):
         return EnvironmentFault("DiskFull", f"the disk is full: {line}.", "Free space on the node or raise ephemeral-storage.")
     for pattern, reason, what, hint in _TEXTS:
         if re.search(pattern, text):
             return PermanentError(reason, f"{what}: {line}.", hint)
-    reason = {"optimize": "BuildFailed", "load": "NotLoadable", "quantize": "QuantizationFailed"}.get(doing, "InferenceFailed")
+    reason = {"build": "BuildFailed", "load": "NotLoadable", "quantize": "QuantizationFailed"}.get(doing, "InferenceFailed")
     return PermanentError(reason, f"ONNX Runtime failed to {doing}: {line}.", "Check the model with ONNX Runtime on a workstation.")
+
+
+def _logged(log: str) -> str:
+    """The last errors that ONNX Runtime logged, less time and place."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", log)
+    said = list(dict.fromkeys(re.findall(r"\[E:onnxruntime:[^\]]*\] (.+)", plain)))[-LAST_LINES:]
+    return f" It logged: {'; '.join(' '.join(line.split())[:400] for line in said)}." if said else ""
 
 
 def crashed(code: int, log: str, *, out_of_memory: bool = False) -> EngineFleetError:

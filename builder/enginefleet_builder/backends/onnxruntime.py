@@ -1,7 +1,8 @@
-"""ONNX Runtime on a CPU: the engine is the model, optimized for the machine that built it, as one ONNX file."""
+"""ONNX Runtime with one of its execution providers: the engine is one ONNX file. What is in it: see providers.py."""
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,9 +18,11 @@ from enginefleet_api.errors import PermanentError
 
 from ..gate.arrays import Array
 from ..io import Progress
+from ..runtime_check import installed_version
 from .base import BuiltEngine, NodeRun
 from .child import Child
 from .ort_session import Level
+from .providers import CPU, ExecutionProvider, refuse
 from .threads import resolve_threads
 
 CHILD = "enginefleet_builder.backends.ort_child"
@@ -31,41 +34,54 @@ MAX_MODEL_BYTES = 1_900_000_000
 class OnnxRuntime:
     name = "onnxruntime"
 
+    def __init__(self, provider: ExecutionProvider = CPU) -> None:
+        self._provider = provider
+
     def versions(self) -> dict[str, str]:
-        return {"onnxruntime": version("onnxruntime"), "onnx": version("onnx")}
+        return {"onnxruntime": installed_version("onnxruntime") or "unknown", "onnx": version("onnx")}
 
     def build(self, model: Path, recipe: Mapping[str, Any], workdir: Path, progress: Progress) -> BuiltEngine:
-        """Profiles play no part: ONNX Runtime takes any shape that the model takes."""
+        """Profiles play a part with TensorRT alone: the others take any shape that the model takes."""
+        refuse(self._provider, recipe)
         files = [file for file in model.parent.rglob("*") if file.is_file()]
         size = sum(file.stat().st_size for file in files)
         if size > MAX_MODEL_BYTES:
             found = f"the model has {size} bytes with its external data, an ONNX Runtime engine at most {MAX_MODEL_BYTES}"
             raise PermanentError("ModelTooLarge", f"{found}.", "Use a smaller model, or int8.")
         engine = workdir / ENGINE_FILE
-        threads = resolve_threads(str(recipe.get("threads", "auto")))
-        with Child(CHILD, progress) as child:
-            child.ask({"do": "optimize", "model": str(model), "engine": str(engine), "threads": threads, "inline": len(files) > 1})
+        header = {"do": "build", "model": str(model), "engine": str(engine), "inline": len(files) > 1}
+        with Child(CHILD, progress, self._environment()) as child:
+            placed: dict[str, int] = child.ask(header | self._asked(recipe))[0]["placement"]
             log = child.log()
-        return BuiltEngine(engine, log, [line for line in log.splitlines() if "[W:onnxruntime" in line][:20])
+        warnings = [line for line in log.splitlines() if "[W:onnxruntime" in line][:20]
+        if not placed and self._provider is not CPU:
+            warnings.append(f"how many nodes run on {self._provider.name} is not known: ONNX Runtime tells it from 1.24 on")
+        return BuiltEngine(engine, log, warnings, providers=placed)
 
     @contextmanager
     def load(self, engine: Path, recipe: Mapping[str, Any], progress: Progress) -> Iterator[OrtSession]:
-        with open_session(engine, str(recipe.get("threads", "auto")), progress) as session:
-            yield session
+        with Child(CHILD, progress, self._environment()) as child:
+            yield OrtSession(child, {"engine": str(engine), "level": "none"} | self._asked(recipe))
 
     def profile(self, engine: Path, recipe: Mapping[str, Any], feeds: Mapping[str, Array], runs: int, progress: Progress) -> list[NodeRun]:
-        threads = resolve_threads(str(recipe.get("threads", "auto")))
-        with tempfile.TemporaryDirectory(prefix="profile-") as folder, Child(CHILD, progress) as child:
-            header = {"do": "profile", "engine": str(engine), "threads": threads, "runs": runs, "folder": folder}
-            return [NodeRun(**node) for node in child.ask(header, feeds)[0]["nodes"]]
+        with tempfile.TemporaryDirectory(prefix="profile-") as folder, Child(CHILD, progress, self._environment()) as child:
+            header = {"do": "profile", "engine": str(engine), "runs": runs, "folder": folder}
+            return [NodeRun(**node) for node in child.ask(header | self._asked(recipe), feeds)[0]["nodes"]]
+
+    def _asked(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
+        return {"threads": resolve_threads(str(recipe.get("threads", "auto"))), "provider": self._provider.name, "recipe": dict(recipe)}
+
+    def _environment(self) -> Mapping[str, str]:
+        """TensorRT has no option of ONNX Runtime for TF32, and FP32 means FP32."""
+        return os.environ | ({"NVIDIA_TF32_OVERRIDE": "0"} if self._provider.name == "TensorRT" else {})
 
 
 class OrtSession:
     """See base.Session."""
 
-    def __init__(self, child: Child, engine: Path, threads: int, level: Level) -> None:
+    def __init__(self, child: Child, asked: Mapping[str, Any]) -> None:
         self._child = child
-        answer, _ = child.ask({"do": "load", "engine": str(engine), "threads": threads, "level": level})
+        answer, _ = child.ask({"do": "load", **asked})
         self.inputs: Sequence[TensorSpec] = [TensorSpec.model_validate(item) for item in answer["inputs"]]
         self.outputs: Sequence[TensorSpec] = [TensorSpec.model_validate(item) for item in answer["outputs"]]
 
@@ -83,6 +99,6 @@ class OrtSession:
 
 @contextmanager
 def open_session(path: Path, threads: str, progress: Progress, level: Level = "none") -> Iterator[OrtSession]:
-    """An ONNX file in a child process. Level `none` for engines, `basic` for models as they are given."""
+    """An ONNX file on the CPU, in a child process. Level `none` for engines, `basic` for models as they are given."""
     with Child(CHILD, progress) as child:
-        yield OrtSession(child, path, resolve_threads(threads), level)
+        yield OrtSession(child, {"engine": str(path), "threads": resolve_threads(threads), "level": level, "recipe": {}})

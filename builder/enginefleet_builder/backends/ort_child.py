@@ -1,7 +1,7 @@
 """The child's side: `python -m enginefleet_builder.backends.ort_child` serves one parent until its standard input ends.
 
-optimize {model, engine, threads, inline}; load {engine, threads, level}; run; timings {warm_up, iterations, seconds};
-profile {engine, threads, runs, folder}. See frames.py.
+build {model, engine, threads, inline, provider, recipe}; load {engine, threads, level, provider, recipe}; run;
+timings {warm_up, iterations, seconds}; profile {engine, threads, runs, folder, provider, recipe}. See frames.py.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from ..gate.arrays import Array
 from . import ort_session
 from .frames import serve
+from .providers import PROVIDERS
 
 MAX_ITERATIONS = 2_000_000
 """Bound of memory for a sustained run of tiny models."""
@@ -26,19 +27,23 @@ class Server:
         self._session: ort_session.InferenceSession | None = None
 
     def answer(self, header: Mapping[str, Any], arrays: Mapping[str, Array]) -> tuple[dict[str, Any], dict[str, Array]]:
+        provider = PROVIDERS[header.get("provider", "CPU")]
         match header["do"]:
-            case "optimize":
-                ort_session.optimize(Path(header["model"]), Path(header["engine"]), header["threads"], header["inline"])
-                return {}, {}
+            case "build":
+                model, engine = Path(header["model"]), Path(header["engine"])
+                placed = ort_session.build(model, engine, header["threads"], header["inline"], provider, header["recipe"])
+                return {"placement": placed}, {}
             case "load":
-                self._session = session = ort_session.load(Path(header["engine"]), header["threads"], header["level"])
+                session = ort_session.load(Path(header["engine"]), header["threads"], header["level"], provider, header["recipe"])
+                self._session = session
                 return {"inputs": ort_session.inputs(session), "outputs": ort_session.outputs(session)}, {}
             case "run":
                 return {}, self._run(arrays)
             case "timings":
                 return {}, {"seconds": self._timings(arrays, header["warm_up"], header["iterations"], header["seconds"])}
             case "profile":
-                ran = ort_session.profile(Path(header["engine"]), header["threads"], arrays, header["runs"], Path(header["folder"]))
+                engine, folder = Path(header["engine"]), Path(header["folder"])
+                ran = ort_session.profile(engine, header["threads"], arrays, header["runs"], folder, provider, header["recipe"])
                 return {"nodes": ran}, {}
             case other:
                 raise ValueError(f"unknown request {other!r}")
