@@ -48,6 +48,8 @@ class PreparedManifest(Contract):
     files: list[FileEntry]
     inputs: list[TensorSpec]
     outputs: list[TensorSpec]
+    metadata: dict[str, str] = Field(default_factory=dict)
+    """What the exporter wrote into the ONNX file (class names, stride …), as far as it fits: see models.kept_metadata in the builder."""
     qdq_nodes: int = 0
     share: str = ""
     """Part of the worthwhile nodes (Conv, Gemm, MatMul …) that run in the lower precision, as decimal text of 0 to 1; empty: nothing was converted."""
@@ -131,6 +133,10 @@ class BuildRecord(Contract):
     prepared_model: str
     precision: str
     recipe: dict[str, Any]
+    inputs: list[TensorSpec] = Field(default_factory=list)
+    outputs: list[TensorSpec] = Field(default_factory=list)
+    """Of the prepared model, as its metadata: what servers are told. Empty in records of older versions."""
+    metadata: dict[str, str] = Field(default_factory=dict)
     tools: dict[str, str] = Field(default_factory=dict)
     log_digest: str = ""
     durations: dict[str, str] = Field(default_factory=dict)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from ..backends.base import Backend
 from ..io import Progress
 from ..store import BlobDamaged, ObjectMissing, claims, layout
 from ..store.records import Records
+from .watch import Watch
 
 WAIT_SHARE = 0.5
 """Share of the timeout that is spent waiting for another builder: the rest must do for building here."""
@@ -33,9 +35,21 @@ class Engine:
     verdict: Verdict | None = None
 
 
+class Stopwatch(dict[str, str]):
+    """Seconds as decimal text, by stage."""
+
+    @contextmanager
+    def timing(self, stage: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self[stage] = f"{time.monotonic() - started:.2f}"
+
+
 @dataclass(slots=True)
 class Work:
-    """What one Job works with. `warnings` and `durations` (seconds as text, by stage) grow as it goes."""
+    """What one Job works with. `warnings`, `durations` and `moved` (bytes, by what was fetched to judge) grow as it goes."""
 
     request: BuildRequest
     records: Records
@@ -43,10 +57,9 @@ class Work:
     folder: Path
     progress: Progress
     warnings: list[str] = field(default_factory=list)
-    durations: dict[str, str] = field(default_factory=dict)
-
-    def timed(self, stage: str, started: float) -> None:
-        self.durations[stage] = f"{time.monotonic() - started:.2f}"
+    durations: Stopwatch = field(default_factory=Stopwatch)
+    moved: dict[str, int] = field(default_factory=dict)
+    watch: Watch = field(default_factory=Watch)
 
 
 def adopt(work: Work) -> Engine | None:
@@ -101,10 +114,9 @@ def _build(work: Work, assert_held: Callable[[], None]) -> Engine:
     manifest = prepared(work)
     source = work.folder / "prepared"
     source.mkdir(exist_ok=True)
-    started = time.monotonic()
     progress("fetch prepared model")
-    records.fetch_prepared(manifest, source, progress=progress)
-    work.timed("fetch", started)
+    with work.durations.timing("fetch"):
+        records.fetch_prepared(manifest, source, progress=progress)
     started = time.monotonic()
     progress("build")
     built = work.backend.build(source / main_file(manifest), request.recipe, work.folder, progress)
@@ -126,6 +138,9 @@ def _build(work: Work, assert_held: Callable[[], None]) -> Engine:
         prepared_model=request.prepared_model,
         precision=request.precision,
         recipe=request.recipe,
+        inputs=manifest.inputs,
+        outputs=manifest.outputs,
+        metadata=manifest.metadata,
         tools=work.backend.versions(),
         log_digest="sha256:" + sha256_hex(built.log.encode()),
         durations=dict(work.durations),

@@ -115,6 +115,7 @@ def _prepared(
         files=files,
         inputs=models.inputs(model),
         outputs=models.outputs(model),
+        metadata=models.kept_metadata(model),
         qdq_nodes=made.qdq_nodes,
         share="" if made.share is None else f"{made.share:.3f}",
         recipe=made.recipe,

@@ -48,6 +48,7 @@ _INSIDE = [(4, b"TFL3", "a TensorFlow Lite model"), (4, b"ORTM", "an ONNX Runtim
 """(offset, bytes, what it is)"""
 MAX_MESSAGE = 2**31 - 1
 """Bytes that one protobuf message may have."""
+MAX_METADATA = 60_000
 MAX_SUBGRAPHS = 16
 """Levels of subgraphs that are followed. Protobuf parsers end at 100 messages, which is 33 levels; exporters write two or three."""
 
@@ -253,6 +254,18 @@ def opsets(model: ModelProto) -> dict[str, int]:
 
 def metadata(model: ModelProto) -> dict[str, str]:
     return {item.key: item.value for item in model.metadata_props}
+
+
+def kept_metadata(model: ModelProto) -> dict[str, str]:
+    """What a manifest keeps of it: the smallest entries that come to MAX_METADATA characters. Class names of a thousand classes have 25,000."""
+    kept: dict[str, str] = {}
+    left = MAX_METADATA
+    for key, value in sorted(metadata(model).items(), key=lambda item: len(item[0]) + len(item[1])):
+        left -= len(key) + len(value)
+        if left < 0:
+            break
+        kept[key] = value
+    return kept
 
 
 def count(model: ModelProto, op_types: tuple[str, ...]) -> int:
