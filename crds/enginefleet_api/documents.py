@@ -138,6 +138,8 @@ class BuildRecord(Contract):
     """Of the prepared model, as its metadata: what servers are told. Empty in records of older versions."""
     metadata: dict[str, str] = Field(default_factory=dict)
     tools: dict[str, str] = Field(default_factory=dict)
+    providers: dict[str, int] = Field(default_factory=dict)
+    """Nodes of the graph by ONNX Runtime's execution provider that took them; empty: not known, or another backend."""
     log_digest: str = ""
     durations: dict[str, str] = Field(default_factory=dict)
     warnings: list[str] = Field(default_factory=list)

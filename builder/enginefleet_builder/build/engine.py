@@ -142,6 +142,7 @@ def _build(work: Work, assert_held: Callable[[], None]) -> Engine:
         outputs=manifest.outputs,
         metadata=manifest.metadata,
         tools=work.backend.versions(),
+        providers=dict(built.providers),
         log_digest="sha256:" + sha256_hex(built.log.encode()),
         durations=dict(work.durations),
         warnings=work.warnings,

@@ -109,7 +109,7 @@ def _verdict(work: Work, engine: Engine, measured: Measured, speed: Speed, cost:
         speedup=speed.speedup,
         worst=measured.worst,
         context=request.context,
-        evidence=_evidence(work, measured, cost),
+        evidence=_evidence(work, engine, measured, cost),
         time=layout.timestamp(work.records.store.now()),
         holder=request.holder,
         node=request.node,
@@ -231,10 +231,11 @@ def _speedup(work: Work, session: Session, dataset: Dataset | None, latency: lis
         cost.timed("partner", started)
 
 
-def _evidence(work: Work, measured: Measured, cost: Cost) -> Mapping[str, Any]:
+def _evidence(work: Work, engine: Engine, measured: Measured, cost: Cost) -> Mapping[str, Any]:
     metrics = {"candidate": measured.candidate, "baseline": measured.paired}
     return {
         "tools": work.backend.versions(),
+        "providers": engine.record.providers,
         "threads": resolve_threads(str(work.request.recipe.get("threads", "auto"))),
         "seconds": cost.seconds,
         "bytes": cost.bytes,

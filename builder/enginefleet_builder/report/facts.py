@@ -51,6 +51,9 @@ def recipe(judged: Judged) -> Iterable[tuple[str, Any]]:
     if judged.build is not None:
         yield from ((f"built: {name}", value) for name, value in leaves(judged.build.recipe))
         yield from ((f"built with {tool}", version) for tool, version in judged.build.tools.items())
+        total = sum(judged.build.providers.values())
+        for provider, nodes in judged.build.providers.items():
+            yield f"nodes on {provider}", f"{nodes} of {total} ({nodes / total:.1%})"
 
 
 def exclude(manifest: PreparedManifest | None) -> dict[str, list[str]]:
@@ -73,8 +76,8 @@ def environment(verdict: Verdict, build: BuildRecord | None) -> Iterable[tuple[s
     yield from ((name, value) for name, value in leaves({name: verdict.evidence[name] for name in verdict.evidence if name not in _BULKY}))
 
 
-_BULKY = ("candidate", "baseline")
-"""Whole metrics, which the page has as tables."""
+_BULKY = ("candidate", "baseline", "providers")
+"""Whole metrics, which the page has as tables; and what stands in the recipe."""
 
 
 def facts(items: Iterable[tuple[str, Any]]) -> list[Fact]:
