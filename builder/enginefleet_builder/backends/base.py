@@ -30,12 +30,16 @@ class BuiltEngine:
 
 @dataclass(frozen=True, slots=True)
 class NodeRun:
-    """One node as the runtime ran it: operator, element types of inputs and outputs (`int8`, `float16`, `float`, …), seconds of one run."""
+    """One node as the runtime ran it: operator, element types of inputs and outputs (`int8`, `float16`, `float`, …), seconds of one run.
+
+    `compiled`: it stands for a part of the graph that an execution provider compiled; in which types that runs is not seen from outside.
+    """
 
     op: str
     inputs: Sequence[str]
     outputs: Sequence[str]
     seconds: float
+    compiled: bool = False
 
 
 class Session(Protocol):

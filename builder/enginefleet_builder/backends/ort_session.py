@@ -176,12 +176,13 @@ def require_embedded(engine: Path) -> None:
 
 
 class Ran(TypedDict):
-    """One node: operator, element types of its inputs and outputs in ONNX Runtime's spelling, seconds of one run."""
+    """One node: operator, element types of its inputs and outputs in ONNX Runtime's spelling, seconds of one run, whether a provider compiled it."""
 
     op: str
     inputs: list[str]
     outputs: list[str]
     seconds: float
+    compiled: bool
 
 
 def profile(
@@ -212,7 +213,13 @@ def profile(
         run = bisect_right(starts, event["ts"]) - 2
         if event.get("cat") != "Node" or not event["name"].endswith("_kernel_time") or run < 0:
             continue
-        node: Ran = {"op": details["op_name"], "inputs": _types(details, "input"), "outputs": _types(details, "output"), "seconds": 0.0}
+        node: Ran = {
+            "op": details["op_name"],
+            "inputs": _types(details, "input"),
+            "outputs": _types(details, "output"),
+            "seconds": 0.0,
+            "compiled": provider.form != "optimized" and details.get("provider") == provider.called,
+        }
         nodes.setdefault((event["name"], str(details.get("node_index"))), (node, [0.0] * runs))[1][run] += event["dur"] / 1e6
     return [{**node, "seconds": median(seconds)} for node, seconds in nodes.values()]
 

@@ -12,6 +12,7 @@ from ..backends.base import NodeRun
 QUANTIZE = ("QuantizeLinear", "DequantizeLinear")
 CONVERSIONS = (*QUANTIZE, "Cast")
 CONVERSION = "conversion"
+COMPILED = "compiled"
 OTHER = "other"
 MOST_GROUPS = 60
 """Rows that a report holds; the rest is one row more."""
@@ -26,7 +27,8 @@ class LayerGroup(Contract):
 
     op: str
     type: str
-    """int8, fp16, bf16, fp32, …; `conversion` for QuantizeLinear, DequantizeLinear and Cast; `other` for integers and shapes."""
+    """int8, fp16, bf16, fp32, …; `conversion` for QuantizeLinear, DequantizeLinear and Cast; `compiled` for a part of the graph that an execution
+    provider compiled, whose types are not seen; `other` for integers and shapes."""
     nodes: int
     share: str
     """Of the time of all nodes, as decimal text of 0 to 1."""
@@ -55,6 +57,8 @@ class Layers(Contract):
 
 
 def node_type(node: NodeRun) -> str:
+    if node.compiled:
+        return COMPILED
     if node.op in CONVERSIONS:
         return CONVERSION
     found = {_type(name) for name in (*node.inputs, *node.outputs)} - {""}
@@ -80,7 +84,7 @@ def summarize(nodes: Iterable[NodeRun], *, source: str, batch: int, runs: int) -
         LayerGroup(op=op, type=kind, nodes=counts[op, kind], share=_share(seconds[op, kind], total))
         for op, kind in sorted(seconds, key=lambda group: (-seconds[group], group))
     ]
-    kinds = [kind for kind in (*_ORDER, CONVERSION, OTHER) if any(group.type == kind for group in groups)]
+    kinds = [kind for kind in (*_ORDER, COMPILED, CONVERSION, OTHER) if any(group.type == kind for group in groups)]
     types = [
         TypeShare(
             type=kind,

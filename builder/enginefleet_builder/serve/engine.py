@@ -13,6 +13,8 @@ from pydantic import ValidationError
 from enginefleet_api.errors import EnvironmentFault, PermanentError
 from enginefleet_api.jobs import EngineManifest
 from enginefleet_builder.backends import ort_session
+from enginefleet_builder.backends.classify import refused
+from enginefleet_builder.backends.providers import PROVIDERS
 from enginefleet_builder.backends.threads import resolve_threads
 from enginefleet_builder.fetch import MANIFEST, MODEL_NAME_VARIABLE
 from enginefleet_builder.gate.arrays import FloatArray
@@ -53,21 +55,29 @@ class Engine:
 def load(folder: Path) -> Engine:
     """The engine in `folder`, which `enginefleet fetch` wrote.
 
-    Raises EnvironmentFault `EngineMissing`, `EngineDamaged`, `RuntimeMismatch`; PermanentError `EngineRefused` when ONNX Runtime refuses it.
+    Raises EnvironmentFault `EngineMissing`, `EngineDamaged`, `RuntimeMismatch`, `ExecutionProviderMissing`, `ExecutionProviderInactive`;
+    PermanentError `EngineRefused` when ONNX Runtime refuses it.
     """
     manifest = _manifest(folder)
     path = folder / Path(manifest.file).name
     _verify(path, manifest)
     provider = str(manifest.facts.get("executionProvider", "CPU"))
-    found = onnxruntime_facts(provider)["backendVersion"]
-    wanted = manifest.facts.get("backendVersion")
+    seen = onnxruntime_facts(provider)
+    found, wanted = seen["backendVersion"], manifest.facts.get("backendVersion")
     if wanted is not None and found != wanted:
         message = f"this image has ONNX Runtime {found}, the engine was proven with {wanted}."
         raise EnvironmentFault("RuntimeMismatch", message, f"Serve with an image that has ONNX Runtime {wanted}.")
+    for library, version in seen.get("libraries", {}).items():
+        proven = (manifest.facts.get("libraries") or {}).get(library)
+        if proven is not None and version != proven:
+            message = f"this image has {library} {version}, the engine was proven with {proven}."
+            raise EnvironmentFault("RuntimeMismatch", message, f"Serve with an image that has {library} {proven}.")
     threads = resolve_threads(str(manifest.recipe.get("threads", "auto")))
     try:
         # as it was judged: same threads, not optimized a second time
-        session = ort_session.load(path, threads)
+        session = ort_session.load(path, threads, provider=PROVIDERS[provider], recipe=manifest.recipe)
+    except (ort_session.ProviderInactiveError, ort_session.NotEmbeddedError) as error:
+        raise refused(f"{type(error).__name__}: {error}", "load") from error
     except Exception as error:
         # ONNX Runtime's exceptions have no common base of their own.
         raise PermanentError(
