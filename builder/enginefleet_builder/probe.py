@@ -11,16 +11,11 @@ from enginefleet_api import fingerprint
 from enginefleet_api.errors import EnvironmentFault, PermanentError
 from enginefleet_api.jobs import ProbeReport, ProbeRequest
 
+from .backends import openvino
+from .backends.providers import PROVIDERS
 from .io import Progress
 
 CPUINFO = Path("/proc/cpuinfo")
-EXECUTION_PROVIDERS = {
-    "CPU": "CPUExecutionProvider",
-    "CUDA": "CUDAExecutionProvider",
-    "TensorRT": "TensorrtExecutionProvider",
-    "OpenVINO": "OpenVINOExecutionProvider",
-    "CoreML": "CoreMLExecutionProvider",
-}
 
 
 def probe(request: ProbeRequest, progress: Progress) -> ProbeReport:
@@ -39,15 +34,18 @@ def onnxruntime_facts(execution_provider: str) -> dict[str, Any]:
     except ImportError as error:
         hint = "Name an image with onnxruntime in HardwareClass runtime.image."
         raise EnvironmentFault("RuntimeMissing", f"onnxruntime cannot be loaded: {error}.", hint) from error
-    wanted = EXECUTION_PROVIDERS.get(execution_provider)
+    provider = PROVIDERS.get(execution_provider)
     available: list[str] = onnxruntime.get_available_providers()  # type: ignore[attr-defined]
-    if wanted not in available:
+    if provider is None or provider.called not in available:
         raise EnvironmentFault(
             "ExecutionProviderMissing",
-            f"ONNX Runtime {onnxruntime.__version__} has {', '.join(available)}, expected {wanted or execution_provider}.",
+            f"ONNX Runtime {onnxruntime.__version__} has {', '.join(available)}, expected {provider.called if provider else execution_provider}.",
             "Use an image whose ONNX Runtime has it, or another executionProvider.",
         )
-    return {"backend": "onnxruntime", "backendVersion": str(onnxruntime.__version__), "executionProvider": execution_provider}
+    facts: dict[str, Any] = {"backend": "onnxruntime", "backendVersion": str(onnxruntime.__version__), "executionProvider": execution_provider}
+    if execution_provider == "OpenVINO":
+        facts["libraries"] = {"openvino": openvino.version(Path(onnxruntime.__file__).parent / "capi")}
+    return facts
 
 
 def host_facts() -> dict[str, Any]:
