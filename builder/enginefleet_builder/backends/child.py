@@ -7,7 +7,7 @@ import select
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -31,18 +31,16 @@ class Child:
     """
 
     def __init__(self, module: str, progress: Progress, environment: Mapping[str, str] | None = None) -> None:
+        # what this process imports, and nothing from the folder that it happens to stand in
+        imports = {"PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
+        self._start([sys.executable, "-P", "-m", module], {**(os.environ if environment is None else environment)} | imports, progress)
+
+    def _start(self, command: Sequence[str], environment: Mapping[str, str], progress: Progress) -> None:
         self._progress = progress
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._ooms = oom_kills()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            bufsize=0,
-            # what this process imports, and nothing from the folder that it happens to stand in
-            env={**(os.environ if environment is None else environment)}
-            | {"PYTHONPATH": os.pathsep.join(part for part in sys.path if part)},
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, bufsize=0, env=dict(environment)
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -55,13 +53,27 @@ class Child:
             for part in encode(header, arrays or {}):
                 self._write(part)
             answer, results = decode(self._read)
+            while self._told(answer):
+                answer, results = decode(self._read)
         except (EOFError, BrokenPipeError) as error:
             raise self._death() from error
         except ValueError as error:
             raise PermanentError("EngineCrashed", f"the engine's process answered what is no answer: {error}.", "See the log.") from error
-        if "error" in answer:
-            raise refused(str(answer["error"]), str(header.get("do")), self.log())
+        self._require_done(answer, header)
         return answer, results
+
+    def _told(self, answer: Mapping[str, Any]) -> bool:
+        """Whether the frame is news of work that goes on; the answer follows."""
+        return False
+
+    def _require_done(self, answer: Mapping[str, Any], header: Mapping[str, Any]) -> None:
+        """Raise what the child reported instead of an answer."""
+        if "error" in answer:
+            raise refused(str(answer["error"]), str(header.get("do")))
+
+    def _check(self) -> None:
+        """Raise when the work must end."""
+        self._progress.check()
 
     @property
     def pid(self) -> int:
@@ -76,14 +88,14 @@ class Child:
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
         while view:
-            self._progress.check()
+            self._check()
             if select.select([], [self._in], [], POLL_SECONDS)[1]:
                 view = view[os.write(self._in, view[: 1 << 16]) :]
 
     def _read(self, size: int) -> bytes:
         parts, left = [], size
         while left:
-            self._progress.check()
+            self._check()
             if not select.select([self._out], [], [], POLL_SECONDS)[0]:
                 continue
             part = os.read(self._out, min(left, 1 << 20))
@@ -93,13 +105,16 @@ class Child:
             left -= len(part)
         return b"".join(parts)
 
-    def _death(self) -> Exception:
+    def _ended(self) -> int:
+        """The exit code, as subprocess gives it; a process that lingers is killed."""
         try:
-            code = self._process.wait(CLOSE_SECONDS)
+            return self._process.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            code = self._process.wait()
-        return crashed(code, self.log(), out_of_memory=oom_kills() > self._ooms)
+            return self._process.wait()
+
+    def _death(self) -> Exception:
+        return crashed(self._ended(), self.log(), out_of_memory=oom_kills() > self._ooms)
 
     def __enter__(self) -> Self:
         return self

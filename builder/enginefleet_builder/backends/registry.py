@@ -6,11 +6,17 @@ from enginefleet_api.errors import PermanentError
 
 from .base import Backend
 from .onnxruntime import OnnxRuntime
+from .tensorrt import MODULES, TensorRt
 from .providers import PROVIDERS
 
 
-def backend_for(name: str, execution_provider: str = "CPU") -> Backend:
-    """The backend of a HardwareClass. Raises PermanentError `BackendNotSupported`."""
+def backend_for(name: str, execution_provider: str = "CPU", python: str = "python3", reserve: int = 0) -> Backend:
+    """The backend of a HardwareClass. Raises PermanentError `BackendNotSupported`.
+
+    `python`: the interpreter that owns TensorRT's bindings; `reserve`: bytes of memory that a build leaves free. Both for TensorRT alone.
+    """
+    if name in MODULES:
+        return TensorRt(name, python, reserve=reserve)
     if name == "onnxruntime" and execution_provider in PROVIDERS:
         return OnnxRuntime(PROVIDERS[execution_provider])
     raise PermanentError(

@@ -1,0 +1,255 @@
+"""TensorRT and TensorRT for RTX: engines are built and run by a worker under the interpreter that owns the bindings."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from enginefleet_api.documents import TensorSpec
+from enginefleet_api.errors import EngineFleetError, EnvironmentFault, PermanentError, TransientFault
+
+from ..gate.arrays import Array
+from ..io import Progress
+from . import texts
+from .base import BuiltEngine, NodeRun, Timed
+from .child import Child
+from .classify import oom_kills
+from .model_facts import ModelFacts, read_facts
+
+WORKER = Path(__file__).parent.parent / "worker" / "main.py"
+ENGINE_FILE = "engine.plan"
+MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
+LIBRARIES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT for RTX"}
+MEMINFO = Path("/proc/meminfo")
+LOG_LINES = 20_000
+UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+class Worker(Child):
+    """The process in worker/: see its main.py for what it answers. `reserve`: bytes of MemAvailable below which it is ended."""
+
+    def __init__(self, python: str, progress: Progress, library: str, reserve: int = 0, facts: Mapping[str, Any] | None = None) -> None:
+        # its own search path, not ours: it is another interpreter. A launcher may set one for it, so that -I would go too far
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        self.lines: list[str] = []
+        self._library, self._reserve, self._facts = library, reserve, dict(facts or {})
+        try:
+            self._start([python, "-s", "-B", str(WORKER)], environment, progress)
+        except OSError as error:
+            hint = "Name the interpreter that owns TensorRT's bindings in the HardwareClass's runtime.python."
+            raise EnvironmentFault("RuntimeMissing", f"{python} cannot be started: {error.strerror}.", hint) from error
+
+    def log(self) -> str:
+        """All that was logged, then what else went to standard error."""
+        return "\n".join([*self.lines, super().log()])
+
+    def _told(self, answer: Mapping[str, Any]) -> bool:
+        if "log" in answer:
+            line = str(answer["log"])
+            if len(self.lines) < LOG_LINES:
+                self.lines.append(line)
+            if line.startswith(("[E]", "[W]")):
+                self._progress.log(line)
+            return True
+        if "progress" in answer:
+            news = answer["progress"]
+            share = news.get("share")
+            self._progress(
+                f"{self._library}: {news.get('stage')}",
+                None if share is None else round(100 * float(share)),
+                None if share is None else 100,
+            )
+            return True
+        return False
+
+    def _require_done(self, answer: Mapping[str, Any], header: Mapping[str, Any]) -> None:
+        if "refused" in answer:
+            no = answer["refused"]
+            kind = EnvironmentFault if no.get("environment") else PermanentError
+            raise kind(str(no["reason"]), str(no["message"]), str(no.get("hint", "")))
+        if "error" in answer:
+            error = answer["error"]
+            lines = [str(line) for line in error.get("lines", [])] or [f"[E] {error.get('text')}"]
+            raise self._classified(lines, str(error.get("doing")), {})
+
+    def _check(self) -> None:
+        super()._check()
+        if self._reserve and (available := memory_available()) is not None and available < self._reserve:
+            self._process.kill()
+            message = f"{available} bytes of memory were left on the node, less than the reserve of {self._reserve}: the work was ended."
+            raise TransientFault(
+                "MemoryLow", message, "Free memory on the node, lower spec.build.workspace or the class's builds.memoryReserve."
+            )
+
+    def _death(self) -> Exception:
+        code = self._ended()
+        facts = {"exitCode": code, "oomKilled": oom_kills() > self._ooms, "memoryAvailable": memory_available()}
+        return self._classified([line for line in self.log().splitlines() if line.strip()], "build", facts)
+
+    def _classified(self, lines: Sequence[str], doing: str, more: Mapping[str, Any]) -> EngineFleetError:
+        return texts.classify(lines, doing=doing, facts={"library": self._library, **self._facts, **more})
+
+
+class TensorRt:
+    """See base.Backend. `python`: the interpreter; `reserve`: bytes of memory that stay free on the node."""
+
+    def __init__(self, name: str, python: str = "python3", *, reserve: int = 0) -> None:
+        self.name = name
+        self._python, self._reserve, self._module = python, reserve, MODULES[name]
+        self._described: dict[str, Any] = {}
+
+    def describe(self, progress: Progress) -> dict[str, Any]:
+        """{version, bindings, cudaMajor, libraries, flags, python} of the library as it is loaded. Raises EnvironmentFault `RuntimeMissing`."""
+        if not self._described:
+            with self._worker(progress) as worker:
+                found, _ = worker.ask({"do": "describe", "module": self._module})
+            self._described = found
+        return self._described
+
+    def versions(self) -> dict[str, str]:
+        found = self.describe(Progress())
+        libraries = found.get("libraries") or {}
+        told = {self.name: found.get("version"), "python": found.get("python"), **libraries}
+        return {name: str(value) for name, value in told.items() if value}
+
+    def build(
+        self,
+        model: Path,
+        recipe: Mapping[str, Any],
+        workdir: Path,
+        progress: Progress,
+        *,
+        timing_cache: Path | None = None,
+        timing_cache_out: Path | None = None,
+    ) -> BuiltEngine:
+        """Recipe field `precision` says what is asked for; without it, what the file says of itself."""
+        facts = read_facts(model)
+        engine = workdir / ENGINE_FILE
+        library = self._library(progress)
+        header = {
+            "do": "build",
+            "module": self._module,
+            "library": library,
+            "model": str(model),
+            "engine": str(engine),
+            "precision": recipe.get("precision") or facts.precision,
+            "facts": _told(facts),
+            "recipe": dict(recipe),
+            "workspace": workspace_bytes(str(recipe.get("workspace", "auto"))),
+            "timing_cache": str(timing_cache) if timing_cache else None,
+            "timing_cache_out": str(timing_cache_out) if timing_cache_out else None,
+        }
+        with self._worker(progress, library, {"opset": facts.opset}) as worker:
+            answer, _ = worker.ask(header)
+            lines = list(worker.lines)
+            log = worker.log()
+        warnings = [*texts.warnings(lines, library=library), *answer["plan"]["notes"]]
+        if skipped := answer["skipped_for_memory"]:
+            warnings.append(f"Degraded: {skipped} tactics were left out for lack of memory, the engine may be slower than it could be.")
+        return BuiltEngine(engine, log, warnings)
+
+    @contextmanager
+    def load(self, engine: Path, recipe: Mapping[str, Any], progress: Progress) -> Iterator[TensorRtSession]:
+        with self._worker(progress, self._library(progress)) as worker:
+            yield TensorRtSession(worker, self._module, engine, recipe)
+
+    def profile(self, engine: Path, recipe: Mapping[str, Any], feeds: Mapping[str, Array], runs: int, progress: Progress) -> list[NodeRun]:
+        with self.load(engine, recipe, progress) as session:
+            return session.profile(feeds, runs)
+
+    def _library(self, progress: Progress) -> str:
+        return f"{LIBRARIES[self.name]} {self.describe(progress).get('version') or 'of unknown version'}"
+
+    def _worker(self, progress: Progress, library: str = "", facts: Mapping[str, Any] | None = None) -> Worker:
+        return Worker(self._python, progress, library or LIBRARIES[self.name], self._reserve, facts)
+
+
+class TensorRtSession:
+    """See base.DeviceSession."""
+
+    def __init__(self, worker: Worker, module: str, engine: Path, recipe: Mapping[str, Any]) -> None:
+        self._worker = worker
+        answer, _ = worker.ask({"do": "load", "module": module, "engine": str(engine), "recipe": dict(recipe)})
+        self.inputs: Sequence[TensorSpec] = [TensorSpec.model_validate(item) for item in answer["inputs"]]
+        self.outputs: Sequence[TensorSpec] = [TensorSpec.model_validate(item) for item in answer["outputs"]]
+        self.device_memory: int | None = answer["device_memory"]
+        self.profiles: list[dict[str, Any]] = answer["profiles"]
+
+    @property
+    def pid(self) -> int:
+        return self._worker.pid
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        return self._worker.ask({"do": "run"}, feeds)[1]
+
+    def timings(self, feeds: Mapping[str, Array], *, warm_up: int, iterations: int, seconds: float) -> NDArray[np.float64]:
+        return self.timed(feeds, warm_up=warm_up, iterations=iterations, seconds=seconds, transfers=True, cuda_graph=False).seconds
+
+    def timed(
+        self, feeds: Mapping[str, Array], *, warm_up: int, iterations: int, seconds: float, transfers: bool, cuda_graph: bool
+    ) -> Timed:
+        header = {"do": "timings", "warm_up": warm_up, "iterations": iterations, "seconds": seconds}
+        answer, arrays = self._worker.ask(header | {"transfers": transfers, "cuda_graph": cuda_graph}, feeds)
+        return Timed(arrays["seconds"].astype(np.float64), arrays["enqueue"].astype(np.float64), bool(answer["cuda_graph"]))
+
+    def inspect(self) -> dict[str, Any]:
+        """The engine inspector's report, {"Layers": [...]}."""
+        report: dict[str, Any] = self._worker.ask({"do": "inspect"})[0]["report"]
+        return report
+
+    def profile(self, feeds: Mapping[str, Array], runs: int) -> list[NodeRun]:
+        answer, _ = self._worker.ask({"do": "profile", "runs": runs}, feeds)
+        details = {str(layer.get("Name")): layer for layer in answer["report"].get("Layers", []) if isinstance(layer, dict)}
+        return [layer_run(name, seconds, details.get(name, {})) for name, seconds in answer["times"].items()]
+
+
+def layer_run(name: str, seconds: Sequence[float], layer: Mapping[str, Any]) -> NodeRun:
+    """One layer as a NodeRun: `seconds` of each run; `layer` as the inspector has it."""
+    sides = [[tensor_type(str(tensor.get("Format/Datatype", ""))) for tensor in layer.get(side, [])] for side in ("Inputs", "Outputs")]
+    return NodeRun(str(layer.get("LayerType") or name), sides[0], sides[1], float(np.median(seconds)) if len(seconds) else 0.0)
+
+
+_TYPES = {
+    "FP32": "float",
+    "FLOAT": "float",
+    "FP16": "float16",
+    "HALF": "float16",
+    "BF16": "bfloat16",
+    "INT8": "int8",
+    "FP8": "float8",
+    "INT32": "int32",
+    "INT64": "int64",
+    "BOOL": "bool",
+}
+
+
+def tensor_type(text: str) -> str:
+    """The element type in a text like `Channel major FP16 format where channel % 8 == 0` or `Half`; empty when none is named."""
+    return next((_TYPES[word] for word in re.findall(r"[A-Z]+\d*", text.upper()) if word in _TYPES), "")
+
+
+def workspace_bytes(text: str) -> int | None:
+    """Bytes of a quantity like 2Gi; None for auto."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(k|M|G|T|Ki|Mi|Gi|Ti)?", text)
+    return int(float(match[1]) * UNITS[match[2] or ""]) if match else None
+
+
+def memory_available(meminfo: Path = MEMINFO) -> int | None:
+    """Bytes that the kernel could give without swapping, on this node; None: unknown."""
+    with suppress(OSError):
+        match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
+        if match:
+            return int(match[1]) * 1024
+    return None
+
+
+def _told(facts: ModelFacts) -> dict[str, Any]:
+    return {**asdict(facts), "types": sorted(facts.types)}

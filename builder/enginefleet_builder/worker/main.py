@@ -1,0 +1,156 @@
+"""The worker: runs under the interpreter that owns TensorRT, and answers one driver until its standard input ends.
+
+    python3 -s -B main.py < frames > frames          (see wire.py)
+
+describe {module}; build {module, library, model, engine, precision, facts of the model, recipe, workspace, timing_cache, timing_cache_out};
+load {module, engine, recipe}; run; timings {warm_up, iterations, seconds, transfers, cuda_graph}; inspect; profile {runs}.
+While it works: {"log": line}, {"progress": {"stage", "share", "text"}}. An answer is anything else; {"error": ...} or {"refused": ...} when it
+went wrong. Python 3.8, standard library and NumPy; everything that it imports of ours lies beside it.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import building
+import cuda
+import gpus
+import libraries
+import recipe as recipes
+import running
+from failed import Failed, Refused
+from logs import Lines
+from wire import End
+
+SHOWN_EVERY = 0.2
+"""Seconds between two progress frames of one stage."""
+PR_SET_PDEATHSIG = 1
+AUTO_SHARE = 0.75
+"""Of the memory that is free, on a board whose GPU shares it with the system: the rest is for weights, activations and the system."""
+
+
+class Server:
+    def __init__(self, end):
+        self._end = end
+        self._lines = Lines(end.send)
+        self._trt = self._device = self._engine = None
+        self._stage, self._shown = "", 0.0
+
+    def answer(self, header, arrays):
+        """(reply, arrays). Raises Failed, Refused."""
+        doing = getattr(self, "_" + str(header["do"]), None)
+        if doing is None:
+            raise ValueError("unknown request {!r}".format(header["do"]))
+        self._lines.forget()
+        return doing(header, arrays)
+
+    def _say(self, stage, share, text):
+        now = time.monotonic()
+        if stage == self._stage and now - self._shown < SHOWN_EVERY:
+            return
+        self._stage, self._shown = stage, now
+        self._end.send({"progress": {"stage": stage, "share": share, "text": text}})
+
+    def _module(self, name):
+        if self._trt is None:
+            try:
+                self._trt = libraries.load(name)
+            except (ImportError, OSError) as error:
+                raise Refused(
+                    "RuntimeMissing", "{} cannot be loaded: {}.".format(name, error), "Name an image that has it in runtime.image.", True
+                )
+        return self._trt
+
+    def _gpu(self):
+        """The device, checked before the library is loaded: it crashes where there is none."""
+        if self._device is None:
+            try:
+                self._device = cuda.Device()
+            except gpus.CudaError as error:
+                hint = "Check the node's driver, spec.runtime.runtimeClassName and spec.runtime.resources of the HardwareClass."
+                raise Refused("NoGPU", "there is no GPU that this process may use: {}.".format(error), hint, True)
+        return self._device
+
+    def _describe(self, header, arrays):
+        trt = self._module(header["module"])
+        names = recipes.surface(trt)
+        flags = {
+            name: sorted(names.get(name, ()))
+            for name in ("BuilderFlag", "NetworkDefinitionCreationFlag", "TacticSource", "ComputeCapability")
+        }
+        found = libraries.observe(header["module"])
+        if "error" in found:
+            raise Refused("RuntimeMissing", "{}.".format(found["error"]), "Name an image that has it in runtime.image.", True)
+        return dict(found, flags=flags, python=sys.version.split()[0]), {}
+
+    def _build(self, header, arrays):
+        if not header["recipe"].get("computeCapability"):
+            device = self._gpu()
+            if not header.get("workspace"):
+                free, _ = device.free_memory()
+                header = dict(header, workspace=int(free * AUTO_SHARE) if device.integrated else free)
+        return building.build(self._module(header["module"]), header, self._lines, self._say), {}
+
+    def _load(self, header, arrays):
+        device = self._gpu()
+        recipe = header.get("recipe") or {}
+        engine = running.Engine(self._module(header["module"]), device, header["engine"], recipe.get("plugins") or (), self._lines)
+        self._engine = engine
+        told = {"inputs": engine.described(engine.inputs), "outputs": engine.described(engine.outputs), "profiles": engine.profiles()}
+        return dict(told, device_memory=engine.device_memory), {}
+
+    def _loaded(self):
+        if self._engine is None:
+            raise ValueError("no engine is loaded")
+        return self._engine
+
+    def _run(self, header, arrays):
+        return {}, self._loaded().run(arrays)
+
+    def _timings(self, header, arrays):
+        wanted = [header[name] for name in ("warm_up", "iterations", "seconds", "transfers", "cuda_graph")]
+        times, graph = self._loaded().timings(arrays, *wanted)
+        return {"cuda_graph": graph}, times
+
+    def _inspect(self, header, arrays):
+        return {"report": self._loaded().inspect()}, {}
+
+    def _profile(self, header, arrays):
+        engine = self._loaded()
+        return {"times": engine.profile(arrays, header["runs"]), "report": engine.inspect()}, {}
+
+
+def serve(end):
+    server = Server(end)
+    while True:
+        try:
+            header, arrays = end.receive()
+        except EOFError:
+            return
+        try:
+            reply, results = server.answer(header, arrays)
+        except Refused as error:
+            told = {"reason": error.reason, "message": error.message, "hint": error.hint, "environment": error.environment}
+            reply, results = {"refused": told}, {}
+        except Failed as error:
+            reply, results = {"error": {"doing": error.doing, "text": error.text, "lines": error.lines}}, {}
+        except Exception as error:  # noqa: BLE001  # whatever it is, the driver must hear of it
+            text = "{}: {}".format(type(error).__name__, error)
+            doing = {"describe": "start"}.get(header.get("do"), header.get("do"))
+            reply, results = {"error": {"doing": doing, "text": text, "lines": server._lines.errors() + ["[E] " + text]}}, {}
+        end.send(reply, results)
+
+
+def die_with_parent():
+    """A driver that is killed takes its worker along: nobody else would end a build of an hour."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    serve(End())
