@@ -69,7 +69,7 @@ class Child:
     def _require_done(self, answer: Mapping[str, Any], header: Mapping[str, Any]) -> None:
         """Raise what the child reported instead of an answer."""
         if "error" in answer:
-            raise refused(str(answer["error"]), str(header.get("do")))
+            raise refused(str(answer["error"]), str(header.get("do")), self.log())
 
     def _check(self) -> None:
         """Raise when the work must end."""

@@ -6,8 +6,8 @@ from enginefleet_api.errors import PermanentError
 
 from .base import Backend
 from .onnxruntime import OnnxRuntime
-from .tensorrt import MODULES, TensorRt
 from .providers import PROVIDERS
+from .tensorrt import MODULES, TensorRt
 
 
 def backend_for(name: str, execution_provider: str = "CPU", python: str = "python3", reserve: int = 0) -> Backend:
