@@ -62,7 +62,7 @@ class Child:
         self._require_done(answer, header)
         return answer, results
 
-    def _told(self, answer: Mapping[str, Any]) -> bool:
+    def _told(self, answer: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """Whether the frame is news of work that goes on; the answer follows."""
         return False
 

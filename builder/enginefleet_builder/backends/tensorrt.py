@@ -70,7 +70,7 @@ class Worker(Child):
             return True
         return False
 
-    def _require_done(self, answer: Mapping[str, Any], header: Mapping[str, Any]) -> None:
+    def _require_done(self, answer: Mapping[str, Any], header: Mapping[str, Any]) -> None:  # noqa: ARG002
         if "refused" in answer:
             no = answer["refused"]
             kind = EnvironmentFault if no.get("environment") else PermanentError

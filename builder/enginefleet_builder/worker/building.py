@@ -32,7 +32,7 @@ class Monitored:
 
     def _within(self, name):
         """Share of the phase `name` that is done, with what its inner phase has done of the step at work."""
-        parent, steps, done = self._phases[name]
+        _, steps, done = self._phases[name]
         inner = max((self._within(other) for other, phase in self._phases.items() if phase[0] == name), default=0.0)
         return min(1.0, (done + inner) / steps)
 
@@ -78,9 +78,7 @@ def load_plugins(trt, log, paths):
         try:
             ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
         except OSError as error:
-            raise Refused(
-                "PluginMissing", "the plugin library {} cannot be loaded: {}.".format(path, error), "Correct spec.build.plugins.", True
-            )
+            raise Refused("PluginMissing", f"the plugin library {path} cannot be loaded: {error}.", "Correct spec.build.plugins.", True)
 
 
 def build(trt, request, lines, say):
@@ -95,9 +93,7 @@ def build(trt, request, lines, say):
     builder, log = started(trt, lines)
     load_plugins(trt, log, settings.get("plugins") or ())
     if settings.get("dla") and not builder.num_DLA_cores:
-        raise Refused(
-            "NoDLA", "{} finds no DLA here.".format(library), "Leave spec.build.dla out, or use a board and release that have it.", True
-        )
+        raise Refused("NoDLA", f"{library} finds no DLA here.", "Leave spec.build.dla out, or use a board and release that have it.", True)
     say("parse", None, os.path.basename(request["model"]))
     network = builder.create_network(mask(trt.NetworkDefinitionCreationFlag, made.network))
     parse(trt, network, log, request["model"], lines)
@@ -147,7 +143,7 @@ def parse(trt, network, log, path, lines):
     for index in range(parser.num_errors):
         error = parser.get_error(index)
         name = error.node_name() if hasattr(error, "node_name") else ""
-        said.append("[E] {}{}".format("node {}: ".format(name) if name else "", " ".join(error.desc().split())))
+        said.append("[E] {}{}".format(f"node {name}: " if name else "", " ".join(error.desc().split())))
     raise Failed("parse", said[0] if said else "the parser refused the file", said + lines.kept)
 
 
@@ -167,7 +163,7 @@ def configured(trt, builder, made, request):
     if made.capability:
         config.num_compute_capabilities = 1
         if not config.set_compute_capability(getattr(trt.ComputeCapability, made.capability), 0):
-            raise Failed("build", "compute capability {} was not accepted".format(made.capability), [])
+            raise Failed("build", f"compute capability {made.capability} was not accepted", [])
     return config
 
 
@@ -207,8 +203,8 @@ def profiles(builder, network, config, wanted):
         if config.add_optimization_profile(profile) < 0:
             raise Failed(
                 "build",
-                "profile {} was not accepted".format(index),
-                ["[E] profile {} was not accepted: min, opt, max are inconsistent".format(index)],
+                f"profile {index} was not accepted",
+                [f"[E] profile {index} was not accepted: min, opt, max are inconsistent"],
             )
 
 
@@ -216,7 +212,7 @@ def require_static(tensor, ranges):
     for item in ranges:
         for name in ("min", "opt", "max"):
             if tuple(item[name]) != tuple(tensor.shape):
-                message = "input {} has the fixed shape {}, spec.inputs gives {}.".format(tensor.name, list(tensor.shape), list(item[name]))
+                message = f"input {tensor.name} has the fixed shape {list(tensor.shape)}, spec.inputs gives {list(item[name])}."
                 raise Refused("ShapeRefused", message, "Leave it out of spec.inputs, or export the model with dynamic dimensions.")
 
 
@@ -224,7 +220,7 @@ def require_rank(tensor, three):
     fixed = tuple(tensor.shape)
     for shape in three:
         if len(shape) != len(fixed) or any(want >= 0 and want != got for want, got in zip(fixed, shape)):
-            message = "input {} has the shape {}, where -1 is dynamic; spec.inputs gives {}.".format(tensor.name, list(fixed), list(shape))
+            message = f"input {tensor.name} has the shape {list(fixed)}, where -1 is dynamic; spec.inputs gives {list(shape)}."
             raise Refused("ShapeRefused", message, "Correct spec.inputs.")
 
 
@@ -241,7 +237,7 @@ def use_cache(config, path, lines):
             if cache is not None and config.set_timing_cache(cache, False):
                 return bool(content)
         except (RuntimeError, TypeError) as error:
-            lines.take("W", "timing cache: {}".format(error))
+            lines.take("W", f"timing cache: {error}")
         if content:
             lines.take("W", "the timing cache does not match this device or release and is not used")
     return False

@@ -60,9 +60,7 @@ class Server:
             try:
                 self._trt = libraries.load(name)
             except (ImportError, OSError) as error:
-                raise Refused(
-                    "RuntimeMissing", "{} cannot be loaded: {}.".format(name, error), "Name an image that has it in runtime.image.", True
-                )
+                raise Refused("RuntimeMissing", f"{name} cannot be loaded: {error}.", "Name an image that has it in runtime.image.", True)
         return self._trt
 
     def _gpu(self):
@@ -72,7 +70,7 @@ class Server:
                 self._device = cuda.Device()
             except gpus.CudaError as error:
                 hint = "Check the node's driver, spec.runtime.runtimeClassName and spec.runtime.resources of the HardwareClass."
-                raise Refused("NoGPU", "there is no GPU that this process may use: {}.".format(error), hint, True)
+                raise Refused("NoGPU", f"there is no GPU that this process may use: {error}.", hint, True)
         return self._device
 
     def _describe(self, header, arrays):
@@ -139,9 +137,9 @@ def serve(end):
         except Failed as error:
             reply, results = {"error": {"doing": error.doing, "text": error.text, "lines": error.lines}}, {}
         except Exception as error:  # noqa: BLE001  # whatever it is, the driver must hear of it
-            text = "{}: {}".format(type(error).__name__, error)
+            text = f"{type(error).__name__}: {error}"
             doing = {"describe": "start"}.get(header.get("do"), header.get("do"))
-            reply, results = {"error": {"doing": doing, "text": text, "lines": server._lines.errors() + ["[E] " + text]}}, {}
+            reply, results = {"error": {"doing": doing, "text": text, "lines": [*server._lines.errors(), "[E] " + text]}}, {}
         end.send(reply, results)
 
 

@@ -65,7 +65,7 @@ def plan(names, request):
     require_known_generation(names, library)
     made = Plan("strong" if _strong(names, request) else "weak")
     if made.typed == "weak" and has(names, "NetworkDefinitionCreationFlag.STRONGLY_TYPED"):
-        made.notes.append("weakly typed, since the file does not hold the types of precision {}".format(precision))
+        made.notes.append(f"weakly typed, since the file does not hold the types of precision {precision}")
     if made.typed == "strong" and has(names, "BuilderFlag.FP16"):
         made.network.append("STRONGLY_TYPED")
     if not has(names, "NetworkDefinitionCreationFlag.STRONGLY_TYPED") and has(names, "NetworkDefinitionCreationFlag.EXPLICIT_BATCH"):
@@ -79,7 +79,7 @@ def require_known_generation(names, library):
     """Raises Refused `TensorRTTooOld` before 8.5."""
     for wanted in ("IExecutionContext.execute_async_v3", "ICudaEngine.get_tensor_name", "IBuilderConfig.set_memory_pool_limit"):
         if not has(names, wanted):
-            message = "{} has no {}: this builder needs TensorRT 8.5 or newer.".format(library, wanted)
+            message = f"{library} has no {wanted}: this builder needs TensorRT 8.5 or newer."
             raise Refused(
                 "TensorRTTooOld", message, "JetPack 4 ends at TensorRT 8.2; use a board and an image with JetPack 5.1 or newer.", True
             )
@@ -104,11 +104,11 @@ def _in_file(precision, model):
 def _types(names, request, made):
     library, precision, model = request["library"], request["precision"], request["facts"]
     if precision in ("int8", "fp8") and not _in_file(precision, model):
-        message = "precision {} was asked for, and the model has no Q/DQ nodes of that type.".format(precision)
+        message = f"precision {precision} was asked for, and the model has no Q/DQ nodes of that type."
         raise Refused("NotQuantized", message, "Prepare it with a calibration set.")
     if made.typed == "strong":
         if not _in_file(precision, model):
-            message = "{} takes types from the model alone, and this one has no tensor of precision {}.".format(library, precision)
+            message = f"{library} takes types from the model alone, and this one has no tensor of precision {precision}."
             raise Refused("TypesMissing", message, "Prepare the model for flavour tensorrt-10, which casts it.")
     else:
         _flags(names, request, made)
@@ -131,7 +131,7 @@ def _flags(names, request, made):
     for flag in wanted:
         if not has(names, "BuilderFlag." + flag):
             hint = "Use another precision, or an image with a newer TensorRT."
-            raise Refused("PrecisionUnsupported", "{} has no builder flag {}.".format(library, flag), hint)
+            raise Refused("PrecisionUnsupported", f"{library} has no builder flag {flag}.", hint)
     made.set += wanted
 
 
@@ -140,12 +140,12 @@ def _settings(names, recipe, library, made):
     if has(names, "IBuilderConfig.builder_optimization_level"):
         made.settings.append(("builder_optimization_level", level))
     elif level != 3:
-        made.notes.append("{} has no optimization levels: {} has no effect".format(library, level))
+        made.notes.append(f"{library} has no optimization levels: {level} has no effect")
     made.settings.append(("profiling_verbosity", "ProfilingVerbosity.DETAILED"))
     for source in recipe.get("tacticSources") or ():
         if not has(names, "TacticSource." + source):
             known = ", ".join(sorted(names.get("TacticSource", ())))
-            raise Refused("UnknownTacticSource", "{} has no tactic source {}.".format(library, source), "It has {}.".format(known))
+            raise Refused("UnknownTacticSource", f"{library} has no tactic source {source}.", f"It has {known}.")
         made.tactics.append(source)
     dla = recipe.get("dla")
     if dla:
@@ -156,13 +156,9 @@ def _settings(names, recipe, library, made):
     if capability:
         member = "SM" + capability.replace(".", "")
         if not has(names, "IBuilderConfig.set_compute_capability"):
-            raise Refused(
-                "NoCrossBuild", "{} builds for the GPU that is there only.".format(library), "Leave spec.build.computeCapability out."
-            )
+            raise Refused("NoCrossBuild", f"{library} builds for the GPU that is there only.", "Leave spec.build.computeCapability out.")
         if not has(names, "ComputeCapability." + member):
             known = ", ".join(sorted(name for name in names["ComputeCapability"] if name.startswith("SM")))
-            raise Refused(
-                "UnknownComputeCapability", "{} cannot build for {}.".format(library, capability), "It can build for {}.".format(known)
-            )
+            raise Refused("UnknownComputeCapability", f"{library} cannot build for {capability}.", f"It can build for {known}.")
         made.capability = member
     made.monitored = has(names, "IBuilderConfig.progress_monitor") and has(names, "IProgressMonitor")

@@ -122,7 +122,7 @@ class Engine:
         if kind not in DTYPES:
             raise Refused(
                 "TypeUnsupported",
-                "tensor {} has the type {}, which has no form in NumPy.".format(name, kind),
+                f"tensor {name} has the type {kind}, which has no form in NumPy.",
                 "Keep inputs and outputs in float32.",
             )
         # a client sees numbers
@@ -151,13 +151,11 @@ class Engine:
         dtype = self._dtype(name)
         array = np.ascontiguousarray(to_bits(given) if dtype == "bfloat16" else given)
         if array.dtype != host_type(dtype):
-            raise Refused("ShapeRefused", "input {} is {}, the engine takes {}.".format(name, array.dtype, dtype), "Give that type.")
+            raise Refused("ShapeRefused", f"input {name} is {array.dtype}, the engine takes {dtype}.", "Give that type.")
         if not self.context.set_input_shape(name, tuple(array.shape)):
             raise Refused(
                 "ShapeRefused",
-                "input {} has the shape {}, the engine takes {}{}.".format(
-                    name, list(array.shape), list(self.engine.get_tensor_shape(name)), self._ranges(name)
-                ),
+                f"input {name} has the shape {list(array.shape)}, the engine takes {list(self.engine.get_tensor_shape(name))}{self._ranges(name)}.",
                 "Correct spec.inputs, or the batch size.",
             )
         if self._on_host(name):
@@ -174,7 +172,7 @@ class Engine:
         if not self.engine.num_optimization_profiles or self._on_host(name):
             return ""
         ranges = [self.engine.get_tensor_profile_shape(name, index) for index in range(self.engine.num_optimization_profiles)]
-        return " with " + " or ".join("{} to {}".format(list(low), list(high)) for low, _, high in ranges)
+        return " with " + " or ".join(f"{list(low)} to {list(high)}" for low, _, high in ranges)
 
     def _place_output(self, name):
         shape = tuple(self.context.get_tensor_shape(name))

@@ -30,7 +30,7 @@ def decode(read):
     """(header, arrays) of one frame. `read(n)` gives exactly n bytes or raises EOFError. Raises ValueError for what is no frame."""
     (length,) = struct.unpack(">I", read(4))
     if length > MAX_HEADER:
-        raise ValueError("a frame's header claims {} bytes, at most {} are read".format(length, MAX_HEADER))
+        raise ValueError(f"a frame's header claims {length} bytes, at most {MAX_HEADER} are read")
     header = json.loads(read(length))
     arrays = {}
     for item in header.pop("arrays"):
