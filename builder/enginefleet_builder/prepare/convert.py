@@ -24,6 +24,7 @@ import onnx
 from onnx import ModelProto
 
 from enginefleet_api.errors import PermanentError
+from enginefleet_api.flavours import PRECISIONS
 from enginefleet_api.resources import Calibration, InputSpec
 from enginefleet_api.variants import SCALED, Variant
 
@@ -36,12 +37,6 @@ from . import modelopt, qdq, quantize, sensitivity
 from .feeds import Feed, Feeds, invented
 from .qdq import keep
 
-FLAVOURS: Mapping[str, tuple[str, ...]] = {
-    "onnxruntime": ("fp32", "fp16", "int8"),
-    "tensorrt-10": ("fp32", "tf32", "fp16", "bf16", "int8", "fp8"),
-    "tensorrt-8": ("fp32", "tf32", "fp16", "int8"),
-}
-"""Precisions that each flavour can be prepared in."""
 HIGHEST_OPSET: Mapping[str, int] = {"tensorrt-8": 17}
 CAST_SAMPLES, SAMPLES = 4, 32
 """Samples that AutoCast sees with all their tensors, and that closeness is measured on."""
@@ -318,11 +313,11 @@ def converter(
 
 def require_possible(flavour: str, variant: Variant) -> None:
     """Raises PermanentError `FlavourNotSupported`, `PrecisionNotSupported`."""
-    if flavour not in FLAVOURS:
-        message = f"flavour {flavour} cannot be prepared by this version, expected one of {list(FLAVOURS)}."
+    if flavour not in PRECISIONS:
+        message = f"flavour {flavour} cannot be prepared by this version, expected one of {list(PRECISIONS)}."
         raise PermanentError("FlavourNotSupported", message, "Change the HardwareClass's backend.")
-    if variant.precision not in FLAVOURS[flavour]:
-        known = ", ".join(FLAVOURS[flavour])
+    if variant.precision not in PRECISIONS[flavour]:
+        known = ", ".join(PRECISIONS[flavour])
         message = f"precision {variant.precision} is not what flavour {flavour} can do; it can {known}."
         raise PermanentError("PrecisionNotSupported", message, "Set spec.precision to one of these.")
 

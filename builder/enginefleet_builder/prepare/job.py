@@ -10,6 +10,7 @@ from pathlib import Path
 
 from enginefleet_api.documents import Baseline, PreparedManifest
 from enginefleet_api.errors import PermanentError
+from enginefleet_api.flavours import PRECISIONS
 from enginefleet_api.jobs import PrepareReport, PrepareRequest, ResolvedPrepared, clip
 from enginefleet_api.variants import SCALED, Variant
 
@@ -20,7 +21,7 @@ from ..store.records import Records
 from . import baseline as baselines
 from . import convert, keys
 from . import model as models
-from .convert import FLAVOURS, Converter, converter, tools
+from .convert import Converter, converter, tools
 from .gather import Given, calibrates, gather, scaled
 
 
@@ -77,7 +78,7 @@ def _resolved(item: PreparedManifest) -> ResolvedPrepared:
 def require_possible(request: PrepareRequest) -> None:
     """What can be refused without fetching anything. With best effort, what one variant lacks is that variant's failure."""
     for flavour, variant in itertools.product(request.flavours, request.variants):
-        if flavour not in FLAVOURS or not request.best_effort:
+        if flavour not in PRECISIONS or not request.best_effort:
             convert.require_possible(flavour, variant)
     if scaled(request) and (request.calibration is None or (calibrates(request) and request.calibration_source is None)):
         precision = next(variant.precision for variant in request.variants if variant.precision in SCALED)
