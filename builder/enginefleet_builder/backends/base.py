@@ -102,3 +102,29 @@ class Backend(Protocol):
 
     def profile(self, engine: Path, recipe: Mapping[str, Any], feeds: Mapping[str, Array], runs: int, progress: Progress) -> list[NodeRun]:
         """What ran in which type and for how long (median of `runs`, a first one not counted), in a child process of its own."""
+
+
+@runtime_checkable
+class TimingCaching(Backend, Protocol):
+    """A backend whose builds measure, and are quicker with what earlier ones measured."""
+
+    timing_caches: bool
+    """Whether its library keeps any; else its builds are like any other's."""
+
+    def build(
+        self,
+        model: Path,
+        recipe: Mapping[str, Any],
+        workdir: Path,
+        progress: Progress,
+        *,
+        timing_cache: Path | None = None,
+        timing_cache_out: Path | None = None,
+    ) -> BuiltEngine:
+        """As Backend.build. A cache that is damaged, or of another device or release, is left aside with a warning.
+
+        `timing_cache_out`: where to write what is known after the build, with all that `timing_cache` held.
+        """
+
+    def merge_timing_caches(self, ours: Path, theirs: Path, target: Path, progress: Progress) -> bool:
+        """Write what both hold to `target`; False when the library says that they do not go together."""

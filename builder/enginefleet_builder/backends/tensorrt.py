@@ -105,6 +105,8 @@ class TensorRt:
         self.name = name
         self._python, self._reserve, self._module = python, reserve, MODULES[name]
         self._described: dict[str, Any] = {}
+        self.timing_caches = name == "tensorrt"
+        """TensorRT for RTX measures on the device that loads an engine: since 1.2 its timing caches are empty and their functions do nothing."""
 
     def describe(self, progress: Progress) -> dict[str, Any]:
         """{version, bindings, cudaMajor, libraries, flags, python} of the library as it is loaded. Raises EnvironmentFault `RuntimeMissing`."""
@@ -155,6 +157,13 @@ class TensorRt:
         if skipped := answer["skipped_for_memory"]:
             warnings.append(f"Degraded: {skipped} tactics were left out for lack of memory, the engine may be slower than it could be.")
         return BuiltEngine(engine, log, warnings)
+
+    def merge_timing_caches(self, ours: Path, theirs: Path, target: Path, progress: Progress) -> bool:
+        """See base.TimingCaching."""
+        header = {"do": "merge", "module": self._module, "ours": str(ours), "theirs": str(theirs), "target": str(target)}
+        with self._worker(progress) as worker:
+            answer, _ = worker.ask(header)
+        return bool(answer["merged"])
 
     @contextmanager
     def load(self, engine: Path, recipe: Mapping[str, Any], progress: Progress) -> Iterator[TensorRtSession]:

@@ -13,10 +13,11 @@ from enginefleet_api.errors import PermanentError
 from enginefleet_api.identity import sha256_hex
 from enginefleet_api.jobs import BuildRequest
 
-from ..backends.base import Backend
+from ..backends.base import Backend, BuiltEngine, TimingCaching
 from ..io import Progress
 from ..store import BlobDamaged, ObjectMissing, claims, layout
 from ..store.records import Records
+from ..store.timing_caches import TimingCaches
 from .watch import Watch
 
 WAIT_SHARE = 0.5
@@ -117,17 +118,15 @@ def _build(work: Work, assert_held: Callable[[], None]) -> Engine:
     progress("fetch prepared model")
     with work.durations.timing("fetch"):
         records.fetch_prepared(manifest, source, progress=progress)
-    started = time.monotonic()
     progress("build")
-    built = work.backend.build(source / main_file(manifest), request.recipe, work.folder, progress)
+    with work.durations.timing("build"):
+        built = compile_model(work, source / main_file(manifest), work.folder)
     work.warnings += built.warnings
-    work.timed("build", started)
-    started = time.monotonic()
     assert_held()
     progress("publish")
     path = work.folder / "engine"
-    blob = records.publish_blob(built.file, path, progress=progress)
-    work.timed("publish", started)
+    with work.durations.timing("publish"):
+        blob = records.publish_blob(built.file, path, progress=progress)
     record = BuildRecord(
         engine_key=request.engine_key,
         blob=blob,
@@ -154,6 +153,27 @@ def _build(work: Work, assert_held: Callable[[], None]) -> Engine:
     if built.log:
         records.put_report(request.engine_key, request.gate_key, f"build-{layout.digest_hex(blob)}.log", built.log.encode())
     return Engine(record, path, adopted=False)
+
+
+def compile_model(work: Work, model: Path, folder: Path) -> BuiltEngine:
+    """Build into `folder`, quicker with what earlier builds for this fingerprint measured, where the backend measures."""
+    request, backend, progress = work.request, work.backend, work.progress
+    if not (isinstance(backend, TimingCaching) and backend.timing_caches):
+        return backend.build(model, request.recipe, folder, progress)
+    caches = TimingCaches(work.records.store, request.fingerprint, request.holder, progress, work.warnings)
+    known, measured = caches.fetch(folder / "timing-cache"), folder / "timing-cache.new"
+    try:
+        built = backend.build(model, request.recipe, folder, progress, timing_cache=known, timing_cache_out=measured)
+    except PermanentError as error:
+        if known is None or error.reason != "EngineCrashed":
+            raise
+        warning = f"the build crashed, and is tried again without the timing cache: {error.message}"
+        work.warnings.append(warning)
+        progress.log(warning)
+        built = backend.build(model, request.recipe, folder, progress, timing_cache_out=measured)
+    if measured.is_file():
+        caches.publish(measured, lambda ours, theirs, target: backend.merge_timing_caches(ours, theirs, target, progress))
+    return built
 
 
 def prepared(work: Work) -> PreparedManifest:
