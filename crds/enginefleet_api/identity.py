@@ -137,7 +137,11 @@ ENGINE_DEFAULTS: Mapping[str, Json] = {
     "plugins": [],
     "tacticSources": [],
     "threads": "auto",
+    "precision": "",
+    "computeCapability": None,
 }
+"""`precision`: what TensorRT is asked for, where one file serves several (fp32, tf32 and, up to TensorRT 8.6, fp16). `computeCapability`: of a GPU
+that is not here, like 8.6; TensorRT for RTX alone can, and the operator never asks: it builds where the device is."""
 
 
 def prepared_key(

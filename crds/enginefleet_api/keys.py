@@ -32,9 +32,10 @@ def gate_thresholds(validation: Validation | None, benchmark: Benchmark) -> dict
     return thresholds
 
 
-def recipe_of(build: BuildSettings, inputs: Sequence[InputSpec]) -> dict[str, Any]:
-    """The *requested* engine recipe: never resolved values."""
-    return build.to_json_dict() | {"profiles": [one.to_json_dict() for one in inputs]}
+def recipe_of(build: BuildSettings, inputs: Sequence[InputSpec], *, backend: str = "onnxruntime", precision: str = "") -> dict[str, Any]:
+    """The *requested* engine recipe: never resolved values. `precision` is in that of TensorRT alone: ONNX Runtime takes it from the file."""
+    asked = {"precision": precision} if precision and backend != "onnxruntime" else {}
+    return build.to_json_dict() | {"profiles": [one.to_json_dict() for one in inputs]} | asked
 
 
 def gate_key_of(validation: Validation | None, benchmark: Benchmark, baseline_key: str | None) -> str:

@@ -244,7 +244,7 @@ def build_request(
     by_variant = {_variant(p): p for p in pinned.prepared}
     prepared = by_variant[FLAVOUR, variant.id]
     partner = by_variant.get((FLAVOUR, FP32.id)) if has_partner(spec) and variant != FP32 else None
-    settings = recipe(spec)
+    settings = recipe_of(spec.build, spec.inputs, backend=backend, precision=variant.precision)
     pinned_validation = validation_source(spec, store)
     if pinned_validation is not None:
         pinned_validation = pinned_validation.model_copy(update={"digest": pinned.validation})
