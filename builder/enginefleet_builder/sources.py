@@ -1,6 +1,6 @@
 """Fetching models and data sets: one file or a folder, from s3://, https:// or (command line only) file://, into a directory.
 
-What arrives has a tree digest (identity.tree_digest). Archives are not unpacked.
+A single .onnx file brings the external data that it names. What arrives has a tree digest (identity.tree_digest). Archives are not unpacked.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 from urllib.request import url2pathname
 
 from enginefleet_api.documents import FileEntry
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 SIZE_LIMIT = 64 << 30
 FILE_LIMIT = 200_000
+EXTERNAL_LIMIT = 10_000
+"""Files of external data beside one model: exporters write one, or one a tensor."""
 LFS_MARK = b"version https://git-lfs.github.com/spec/"
 SNIFF = 512
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
@@ -57,22 +59,15 @@ def fetch_source(
     """Fetch `source` into `folder` (made when absent). An URI that ends in a slash names a folder, else a file.
 
     Raises PermanentError `SourceNotFound`, `SourceAccessDenied`, `SourceNotAllowed`, `SourceTooLarge`, `SourceIsLfsPointer`, `SourceIsHtml`,
-    `SourceIsArchive`, `SourceUnreadable`, `SourceEmpty`, `DigestMismatch`; EnvironmentFault `DiskFull`; TransientFault `SourceUnavailable`, `SourceTruncated`.
+    `SourceIsArchive`, `SourceUnreadable`, `SourceEmpty`, `DigestMismatch`, `ExternalDataMissing`; EnvironmentFault `DiskFull`; TransientFault
+    `SourceUnavailable`, `SourceTruncated`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    scheme = urlsplit(source.uri).scheme
     shown = progress or Progress()
     try:
-        match scheme:
-            case "s3":
-                files = list(_from_s3(source, folder, shown, size_limit))
-            case "https" | "http":
-                files = [_from_https(source, folder, shown, size_limit)]
-            case "file" if allow_file:
-                files = list(_from_folder(source, folder, shown, size_limit))
-            case _:
-                hint = "Use s3://bucket/key, s3://bucket/folder/ or https://host/file."
-                raise PermanentError("SourceNotAllowed", f"{source.uri!r} has the scheme {scheme or 'none'!r}, expected s3 or https.", hint)
+        files = list(_fetched(source, folder, shown, size_limit, allow_file))
+        if names := _external_data(source, folder, files):
+            files += _beside(source, folder, shown, size_limit - files[0].size, allow_file, names)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise disk_full(folder, error) from error
@@ -90,6 +85,53 @@ def fetch_source(
             "The source changed: correct the digest, or restore what was there.",
         )
     return Fetched(folder, digest, tuple(files))
+
+
+def _fetched(
+    source: Source, folder: Path, progress: Progress, size_limit: int, allow_file: bool, beside: Sequence[str] = ()
+) -> Iterator[FileEntry]:
+    """What the URI names; with `beside`, those files instead, named as seen from the folder that holds the URI's file."""
+    scheme = urlsplit(source.uri).scheme
+    match scheme:
+        case "s3":
+            return _from_s3(source, folder, progress, size_limit, beside)
+        case "https" | "http":
+            return _from_https(source, folder, progress, size_limit, beside)
+        case "file" if allow_file:
+            return _from_folder(source, folder, progress, size_limit, beside)
+    hint = "Use s3://bucket/key, s3://bucket/folder/ or https://host/file."
+    raise PermanentError("SourceNotAllowed", f"{source.uri!r} has the scheme {scheme or 'none'!r}, expected s3 or https.", hint)
+
+
+def _external_data(source: Source, folder: Path, files: Sequence[FileEntry]) -> list[str]:
+    """Files that the .onnx file which the URI names keeps its tensors in.
+
+    None of a model that cannot be read, and none that leads out of its folder: preflight says so, with all else that is wrong.
+    """
+    named = unquote(urlsplit(source.uri).path).rpartition("/")[2]
+    if [entry.path for entry in files] != [named] or not named.lower().endswith(".onnx"):
+        return []
+    # Imported here: onnx takes half a second, and data sets do not need it.
+    from .prepare import model as models
+
+    try:
+        found = models.external(models.read_model(folder / files[0].path))
+    except PermanentError:
+        return []
+    return sorted({PurePosixPath(item.location).as_posix() for item in found if item.safe} - {files[0].path})
+
+
+def _beside(source: Source, folder: Path, progress: Progress, size_limit: int, allow_file: bool, names: Sequence[str]) -> list[FileEntry]:
+    if len(names) > EXTERNAL_LIMIT:
+        message = f"the model of {source.uri} keeps its tensors in {len(names)} files, expected at most {EXTERNAL_LIMIT}."
+        raise PermanentError("SourceTooLarge", message, "Save it with its external data in one file.")
+    try:
+        return list(_fetched(source, folder, progress, size_limit, allow_file, names))
+    except PermanentError as error:
+        if error.reason != "SourceNotFound":
+            raise
+        message = f"the model of {source.uri} keeps tensors in a file that is not beside it: {error.message}"
+        raise PermanentError("ExternalDataMissing", message, "Upload it beside the .onnx file.") from error
 
 
 def model_files(folder: Path) -> Path:
@@ -111,7 +153,7 @@ def model_files(folder: Path) -> Path:
 # ---- s3 ----
 
 
-def _from_s3(source: Source, folder: Path, progress: Progress, size_limit: int) -> Iterator[FileEntry]:
+def _from_s3(source: Source, folder: Path, progress: Progress, size_limit: int, beside: Sequence[str]) -> Iterator[FileEntry]:
     # Imported here: boto3 takes half a second, and not every source is in S3.
     from .store.client import s3_client
     from .store.s3 import S3Store
@@ -126,7 +168,7 @@ def _from_s3(source: Source, folder: Path, progress: Progress, size_limit: int) 
     left = size_limit
     try:
         # "folder/" keeps an object of its own where a console made the folder
-        names = [name] if name else [found for found in bucket.list("") if found and not found.endswith("/")]
+        names = list(beside) or ([name] if name else [found for found in bucket.list("") if found and not found.endswith("/")])
         if not names:
             raise PermanentError("SourceNotFound", f"{source.uri} holds no objects.", "Correct the URI; a folder ends in a slash.")
         _check_count(source.uri, len(names))
@@ -165,30 +207,41 @@ def _base_class(error: EngineFleetError) -> type[EngineFleetError]:
 # ---- https and file ----
 
 
-def _from_https(source: Source, folder: Path, progress: Progress, size_limit: int) -> FileEntry:
-    name = unquote(urlsplit(source.uri).path).rpartition("/")[2]
+def _from_https(source: Source, folder: Path, progress: Progress, size_limit: int, beside: Sequence[str]) -> Iterator[FileEntry]:
+    parts = urlsplit(source.uri)
+    above, _, last = parts.path.rpartition("/")
+    name = unquote(last)
     if not name:
         hint = "Name one file; a folder can be fetched from s3:// only."
         raise PermanentError("SourceNotAllowed", f"{source.uri} names no file.", hint)
-    target = _target(folder, name, source.uri)
-    sha256, size = fetch_https(source.uri, target, endpoint=source.endpoint, limit=size_limit, progress=progress)
-    return FileEntry(path=name, sha256=sha256, size=size)
+    left = size_limit
+    # what stands after the question mark is often what lets one in
+    uris = {other: parts._replace(path=f"{above}/{quote(other)}", fragment="").geturl() for other in beside} or {name: source.uri}
+    for found, uri in uris.items():
+        target = _target(folder, found, source.uri)
+        sha256, size = fetch_https(uri, target, endpoint=source.endpoint, limit=left, progress=progress)
+        left -= size
+        yield FileEntry(path=found, sha256=sha256, size=size)
 
 
-def _from_folder(source: Source, folder: Path, progress: Progress, size_limit: int) -> Iterator[FileEntry]:
+def _from_folder(source: Source, folder: Path, progress: Progress, size_limit: int, beside: Sequence[str]) -> Iterator[FileEntry]:
     origin = Path(url2pathname(urlsplit(source.uri).path))
     if not origin.exists():
         raise PermanentError("SourceNotFound", f"{origin} does not exist.", "Correct the path.")
-    paths = [origin] if origin.is_file() else sorted(path for path in origin.rglob("*") if path.is_file())
+    above = origin.parent if origin.is_file() else origin
+    own = [above / name for name in beside] or [origin]
+    paths = own if origin.is_file() else sorted(path for path in origin.rglob("*") if path.is_file())
     if not paths:
         raise PermanentError("SourceNotFound", f"{origin} holds no files.", "Correct the path.")
+    if missing := [path for path in paths if not path.is_file()]:
+        raise PermanentError("SourceNotFound", f"{missing[0]} does not exist.", "Correct the path.")
     _check_count(source.uri, len(paths))
     total = sum(path.stat().st_size for path in paths)
     if total > size_limit:
         raise too_large(source.uri, total, size_limit)
     require_space(folder / "any", total)
     for count, path in enumerate(paths, start=1):
-        name = path.name if path == origin else path.relative_to(origin).as_posix()
+        name = path.relative_to(above).as_posix()
         target = _target(folder, name, source.uri)
         shutil.copyfile(path, target)
         progress("copy", count, len(paths))

@@ -13,15 +13,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from enginefleet_api.errors import EngineFleetError, EnvironmentFault, PermanentError, TransientFault
 from enginefleet_api.identity import tree_digest
 from enginefleet_api.jobs import Source
+from enginefleet_builder import sources
 from enginefleet_builder.http_source import is_forbidden
 from enginefleet_builder.io import Progress
 from enginefleet_builder.sources import fetch_source, model_files
 from localcluster.s3 import S3Server
+from tests.builder.models import classifier, save_model
 from tests.store.proxy import Fault, FaultyProxy
 from tests.store.support import BUCKET, admin
 
@@ -153,6 +156,10 @@ class Web(ThreadingHTTPServer):
     shift = 0
     """bytes that a partial answer begins too late"""
     ranges: list[str]
+    files: dict[str, bytes]
+    """by path, less what stands after the question mark"""
+    asked: list[str]
+    """paths as they were asked for"""
 
 
 class _Pages(BaseHTTPRequestHandler):
@@ -164,21 +171,10 @@ class _Pages(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         wanted = self.headers.get("Range", "")
         self.server.ranges.append(wanted)
+        self.server.asked.append(self.path)
         match self.path:
-            case "/m.onnx" | "/m.zip" | "/m.tar.gz":
-                same = self.headers.get("If-Range", self.server.version) == self.server.version
-                start = int(wanted.removeprefix("bytes=").rstrip("-") or 0) + self.server.shift if wanted and same else 0
-                body = MODEL[start:]
-                self.send_response(206 if start else 200)
-                if self.server.version:
-                    self.send_header("ETag", self.server.version)
-                if start:
-                    self.send_header("Content-Range", f"bytes {start}-{len(MODEL) - 1}/{len(MODEL)}")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                cut = self.server.cut > 0
-                self.server.cut -= 1
-                self.wfile.write(body[: len(body) // 2] if cut else body)
+            case path if (known := self.server.files.get(path.partition("?")[0])) is not None:
+                self._file(known, wanted)
             case "/to-metadata":
                 self._redirect("https://169.254.169.254/latest/meta-data/")
             case "/to-file":
@@ -195,6 +191,21 @@ class _Pages(BaseHTTPRequestHandler):
             case _:
                 self.send_error(404)
 
+    def _file(self, known: bytes, wanted: str) -> None:
+        same = self.headers.get("If-Range", self.server.version) == self.server.version
+        start = int(wanted.removeprefix("bytes=").rstrip("-") or 0) + self.server.shift if wanted and same else 0
+        body = known[start:]
+        self.send_response(206 if start else 200)
+        if self.server.version:
+            self.send_header("ETag", self.server.version)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(known) - 1}/{len(known)}")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        cut = self.server.cut > 0
+        self.server.cut -= 1
+        self.wfile.write(body[: len(body) // 2] if cut else body)
+
     def _redirect(self, target: str) -> None:
         self.send_response(302)
         self.send_header("Location", target)
@@ -205,7 +216,8 @@ class _Pages(BaseHTTPRequestHandler):
 @contextmanager
 def serving() -> Iterator[Web]:
     web = Web(("127.0.0.1", 0), _Pages)
-    web.ranges = []
+    web.ranges, web.asked = [], []
+    web.files = dict.fromkeys(("/m.onnx", "/m.zip", "/m.tar.gz"), MODEL)
     thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
@@ -293,6 +305,100 @@ def test_a_disk_that_is_too_small_is_this_nodes_fault(web: Web, tmp_path: Path, 
 
 def test_a_file_beyond_the_limit_is_refused(web: Web, tmp_path: Path) -> None:
     assert refused(page(web, "/m.onnx"), tmp_path, size_limit=1000).reason == "SourceTooLarge"
+
+
+# ---- external data beside a model ----
+
+DATA = "w/teil 1?ü.bin"
+"""A name that an address has to write otherwise."""
+
+
+@pytest.fixture
+def external(tmp_path: Path) -> Path:
+    """A model that keeps its tensors in DATA."""
+    path = save_model(classifier(), tmp_path / "given" / "m.onnx", external="data.bin")
+    located(path, DATA)
+    (path.parent / DATA).parent.mkdir()
+    (path.parent / "data.bin").rename(path.parent / DATA)
+    return path
+
+
+def located(path: Path, location: str) -> None:
+    model = onnx.load(path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        next(entry for entry in tensor.external_data if entry.key == "location").value = location
+    path.write_bytes(model.SerializeToString())
+
+
+def offered(web: Web, path: Path) -> None:
+    web.files = {"/a/m.onnx": path.read_bytes(), "/a/w/teil%201%3F%C3%BC.bin": (path.parent / DATA).read_bytes()}
+
+
+def tree(path: Path) -> str:
+    return tree_digest([("m.onnx", sha(path.read_bytes())), (DATA, sha((path.parent / DATA).read_bytes()))])
+
+
+def test_external_data_comes_with_its_model(web: Web, external: Path, tmp_path: Path) -> None:
+    offered(web, external)
+    source = page(web, "/a/m.onnx?token=t").model_copy(update={"digest": tree(external)})
+    fetched = fetch_source(source, tmp_path / "in")
+    assert [entry.path for entry in fetched.files] == ["m.onnx", DATA]
+    assert web.asked == ["/a/m.onnx?token=t", "/a/w/teil%201%3F%C3%BC.bin?token=t"]
+    model = onnx.load(tmp_path / "in" / "m.onnx")
+    assert model.graph.initializer[0].raw_data
+
+
+def test_external_data_that_breaks_off_is_resumed(web: Web, external: Path, tmp_path: Path) -> None:
+    class CutTheSecond(Progress):
+        def show(self, stage: str, done: float | None, total: float | None) -> None:
+            web.cut = 1 if len(web.asked) == 1 else web.cut
+
+    offered(web, external)
+    size = (external.parent / DATA).stat().st_size
+    assert fetch_source(page(web, "/a/m.onnx"), tmp_path / "in", progress=CutTheSecond()).digest == tree(external)
+    assert web.ranges == ["", "", f"bytes={size // 2}-"]
+
+
+def test_external_data_counts_towards_the_limit(web: Web, external: Path, tmp_path: Path) -> None:
+    offered(web, external)
+    size = external.stat().st_size + (external.parent / DATA).stat().st_size
+    assert refused(page(web, "/a/m.onnx"), tmp_path / "in", size_limit=size - 1).reason == "SourceTooLarge"
+    assert fetch_source(page(web, "/a/m.onnx"), tmp_path / "again", size_limit=size).digest == tree(external)
+
+
+def test_external_data_that_is_not_there_is_named(web: Web, external: Path, tmp_path: Path) -> None:
+    offered(web, external)
+    del web.files["/a/w/teil%201%3F%C3%BC.bin"]
+    found = refused(page(web, "/a/m.onnx"), tmp_path / "in")
+    assert found.reason == "ExternalDataMissing"
+    assert "teil%201%3F%C3%BC.bin answers 404" in found.message
+
+
+@pytest.mark.parametrize("location", ["../secret", "/etc/passwd", "a/../../b", "..\\x", "a\nb", ".", ""])
+def test_external_data_out_of_the_folder_is_not_asked_for(web: Web, external: Path, tmp_path: Path, location: str) -> None:
+    """Preflight refuses the model: see test_external_data_never_leaves_the_models_folder there."""
+    offered(web, external)
+    located(external, location)
+    web.files |= {"/a/m.onnx": external.read_bytes(), "/secret": b"s", "/etc/passwd": b"p", "/b": b"b"}
+    assert [entry.path for entry in fetch_source(page(web, "/a/m.onnx"), tmp_path / "in").files] == ["m.onnx"]
+    assert web.asked == ["/a/m.onnx"]
+
+
+def test_a_model_in_more_files_than_anyone_writes_is_refused(
+    web: Web, external: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered(web, external)
+    monkeypatch.setattr(sources, "EXTERNAL_LIMIT", 0)
+    found = refused(page(web, "/a/m.onnx"), tmp_path / "in")
+    assert (found.reason, web.asked) == ("SourceTooLarge", ["/a/m.onnx"])
+
+
+def test_external_data_comes_from_s3_and_from_folders_too(s3: S3Server, credentials: None, external: Path, tmp_path: Path) -> None:
+    for key in ("m.onnx", DATA):
+        admin(s3).put_object(Bucket=BUCKET, Key=f"external/{key}", Body=(external.parent / key).read_bytes())
+    fetched = fetch_source(s3_source(s3, "external/m.onnx"), tmp_path / "in")
+    assert fetched.digest == tree(external)
+    assert fetch_source(Source(uri=external.as_uri()), tmp_path / "copy", allow_file=True).digest == fetched.digest
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def external_finding(folder: Path, item: models.External) -> Finding | None:
         return Finding("error", "ExternalDataUnsafe", message, "Put the file itself there.")
     if not there:
         message = f"tensor {tensor} keeps its data in {location}, which is not there."
-        return Finding("error", "ExternalDataMissing", message, "Upload it beside the .onnx file and name the folder in model.uri.")
+        return Finding("error", "ExternalDataMissing", message, "Upload it beside the .onnx file.")
     needed = item.offset + (item.length or 0)
     if needed > size:
         message = f"{location} has {size} bytes, tensor {tensor} needs {needed}."
