@@ -242,6 +242,7 @@ def test_an_engine_lost_from_the_store_is_built_again() -> None:
         ({"spec": w.spec(rollout={"steps": ["10%"]})}, "NotYetSupported", "spec.rollout.steps"),
         ({"spec": w.spec(serving={"mode": "Deployment"})}, "NotYetSupported", "Deployment"),
         ({"classes": {"cpu": w.hardware_class(backend="tensorrt")}}, "NotYetSupported", "tensorrt"),
+        ({"classes": {"cpu": w.hardware_class(executionProvider="CoreML")}}, "NotYetSupported", "CoreML"),
     ],
 )
 def test_what_is_missing_is_named_and_nothing_is_started(change: dict[str, Any], reason: str, names: str) -> None:
