@@ -18,6 +18,7 @@ from enginefleet_api.errors import EngineFleetError, EnvironmentFault, Permanent
 
 from ..gate.arrays import Array
 from ..io import Progress
+from ..prepare import targets
 from . import texts
 from .base import BuiltEngine, NodeRun, Timed
 from .child import Child
@@ -27,7 +28,7 @@ from .model_facts import ModelFacts, read_facts
 WORKER = Path(__file__).parent.parent / "worker" / "main.py"
 ENGINE_FILE = "engine.plan"
 MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
-LIBRARIES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT for RTX"}
+TITLES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT for RTX"}
 MEMINFO = Path("/proc/meminfo")
 LOG_LINES = 20_000
 UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -36,16 +37,23 @@ UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "M
 class Worker(Child):
     """The process in worker/: see its main.py for what it answers. `reserve`: bytes of MemAvailable below which it is ended."""
 
-    def __init__(self, python: str, progress: Progress, library: str, reserve: int = 0, facts: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, python: str, progress: Progress, title: str, reserve: int = 0, facts: Mapping[str, Any] | None = None) -> None:
         # its own search path, not ours: it is another interpreter. A launcher may set one for it, so that -I would go too far
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         self.lines: list[str] = []
-        self._library, self._reserve, self._facts = library, reserve, dict(facts or {})
+        self.about: dict[str, Any] = {}
+        """What the loaded library is; empty until it has been loaded."""
+        self._title, self._reserve, self._facts = title, reserve, dict(facts or {})
         try:
             self._start([python, "-s", "-B", str(WORKER)], environment, progress)
         except OSError as error:
             hint = "Name the interpreter that owns TensorRT's bindings in the HardwareClass's runtime.python."
             raise EnvironmentFault("RuntimeMissing", f"{python} cannot be started: {error.strerror}.", hint) from error
+
+    @property
+    def library(self) -> str:
+        """`TensorRT 8.6.0`"""
+        return f"{self._title} {version}" if (version := self.about.get("version")) else self._title
 
     def log(self) -> str:
         """All that was logged, then what else went to standard error."""
@@ -61,12 +69,12 @@ class Worker(Child):
             return True
         if "progress" in answer:
             news = answer["progress"]
-            share = news.get("share")
-            self._progress(
-                f"{self._library}: {news.get('stage')}",
-                None if share is None else round(100 * float(share)),
-                None if share is None else 100,
-            )
+            share, done = news.get("share"), news.get("done")
+            known = (done, None) if share is None else (round(100 * float(share)), 100)
+            self._progress(f"{self.library}: {news.get('stage')}", *known)
+            return True
+        if "about" in answer:
+            self.about = dict(answer["about"])
             return True
         return False
 
@@ -104,23 +112,22 @@ class TensorRt:
     def __init__(self, name: str, python: str = "python3", *, reserve: int = 0) -> None:
         self.name = name
         self._python, self._reserve, self._module = python, reserve, MODULES[name]
-        self._described: dict[str, Any] = {}
+        self._known: dict[str, Any] = {}
         self.timing_caches = name == "tensorrt"
         """TensorRT for RTX measures on the device that loads an engine: since 1.2 its timing caches are empty and their functions do nothing."""
 
-    def describe(self, progress: Progress) -> dict[str, Any]:
-        """{version, bindings, cudaMajor, libraries, flags, python} of the library as it is loaded. Raises EnvironmentFault `RuntimeMissing`."""
-        if not self._described:
-            with self._worker(progress) as worker:
-                found, _ = worker.ask({"do": "describe", "module": self._module})
-            self._described = found
-        return self._described
-
     def versions(self) -> dict[str, str]:
-        found = self.describe(Progress())
-        libraries = found.get("libraries") or {}
-        told = {self.name: found.get("version"), "python": found.get("python"), **libraries}
+        about = self._about(Progress())
+        libraries = about.get("libraries") or {}
+        told = {self.name: about.get("version"), "python": about.get("python"), **libraries}
         return {name: str(value) for name, value in told.items() if value}
+
+    def _about(self, progress: Progress) -> dict[str, Any]:
+        """{version, bindings, cudaMajor, libraries, python} of the library as it is loaded. Raises EnvironmentFault `RuntimeMissing`."""
+        if not self._known:
+            with self._worker(progress) as worker:
+                worker.ask({"do": "describe", "module": self._module})
+        return self._known
 
     def build(
         self,
@@ -135,11 +142,10 @@ class TensorRt:
         """Recipe field `precision` says what is asked for; without it, what the file says of itself."""
         facts = read_facts(model)
         engine = workdir / ENGINE_FILE
-        library = self._library(progress)
         header = {
             "do": "build",
             "module": self._module,
-            "library": library,
+            "title": TITLES[self.name],
             "model": str(model),
             "engine": str(engine),
             "precision": recipe.get("precision") or facts.precision,
@@ -149,11 +155,10 @@ class TensorRt:
             "timing_cache": str(timing_cache) if timing_cache else None,
             "timing_cache_out": str(timing_cache_out) if timing_cache_out else None,
         }
-        with self._worker(progress, library, {"opset": facts.opset}) as worker:
+        with self._worker(progress, {"opset": facts.opset}) as worker:
             answer, _ = worker.ask(header)
-            lines = list(worker.lines)
             log = worker.log()
-        warnings = [*texts.warnings(lines, library=library), *answer["plan"]["notes"]]
+        warnings = [*texts.warnings(worker.lines, library=worker.library), *answer["plan"]["notes"]]
         if skipped := answer["skipped_for_memory"]:
             warnings.append(f"Degraded: {skipped} tactics were left out for lack of memory, the engine may be slower than it could be.")
         return BuiltEngine(engine, log, warnings)
@@ -167,18 +172,20 @@ class TensorRt:
 
     @contextmanager
     def load(self, engine: Path, recipe: Mapping[str, Any], progress: Progress) -> Iterator[TensorRtSession]:
-        with self._worker(progress, self._library(progress)) as worker:
+        with self._worker(progress) as worker:
             yield TensorRtSession(worker, self._module, engine, recipe)
 
     def profile(self, engine: Path, recipe: Mapping[str, Any], feeds: Mapping[str, Array], runs: int, progress: Progress) -> list[NodeRun]:
         with self.load(engine, recipe, progress) as session:
             return session.profile(feeds, runs)
 
-    def _library(self, progress: Progress) -> str:
-        return f"{LIBRARIES[self.name]} {self.describe(progress).get('version') or 'of unknown version'}"
-
-    def _worker(self, progress: Progress, library: str = "", facts: Mapping[str, Any] | None = None) -> Worker:
-        return Worker(self._python, progress, library or LIBRARIES[self.name], self._reserve, facts)
+    @contextmanager
+    def _worker(self, progress: Progress, facts: Mapping[str, Any] | None = None) -> Iterator[Worker]:
+        with Worker(self._python, progress, TITLES[self.name], self._reserve, facts) as worker:
+            try:
+                yield worker
+            finally:
+                self._known = self._known or worker.about
 
 
 class TensorRtSession:
@@ -243,6 +250,13 @@ _TYPES = {
 def tensor_type(text: str) -> str:
     """The element type in a text like `Channel major FP16 format where channel % 8 == 0` or `Half`; empty when none is named."""
     return next((_TYPES[word] for word in re.findall(r"[A-Z]+\d*", text.upper()) if word in _TYPES), "")
+
+
+def parser_opset(library: str) -> int | None:
+    """The newest opset that the documentation of `TensorRT 8.6.0`'s parser names; None: not known."""
+    title, _, version = library.rpartition(" ")
+    found = targets.tensorrt(targets.load(), version) if title == TITLES["tensorrt"] else None
+    return found.opset if found else None
 
 
 def workspace_bytes(text: str) -> int | None:

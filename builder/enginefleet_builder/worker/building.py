@@ -75,10 +75,14 @@ def load_plugins(trt, log, paths):
     if hasattr(trt, "init_libnvinfer_plugins"):
         trt.init_libnvinfer_plugins(log, "")
     for path in paths:
-        try:
-            ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-        except OSError as error:
-            raise Refused("PluginMissing", f"the plugin library {path} cannot be loaded: {error}.", "Correct spec.build.plugins.", True)
+        load_plugin(path)
+
+
+def load_plugin(path):
+    try:
+        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise Refused("PluginMissing", f"the plugin library {path} cannot be loaded: {error}.", "Correct spec.build.plugins.", True)
 
 
 def build(trt, request, lines, say):
@@ -100,13 +104,14 @@ def build(trt, request, lines, say):
     parsed = time.monotonic()
     config = configured(trt, builder, made, request)
     profiles(builder, network, config, settings.get("profiles") or ())
-    warmed = use_cache(config, request.get("timing_cache"), lines)
+    cache, warmed = use_cache(config, request.get("timing_cache"), lines)
     monitored = Monitored(lambda share, text: say("build", share, text))
     if made.monitored:
         watching = monitor(trt, monitored)  # the config holds no reference
         config.progress_monitor = watching
     else:
-        lines.on_timed = lambda text: say("build", None, text)
+        seen = set()
+        lines.on_timed = lambda text: (seen.add(text), say("build", None, text, len(seen)))
     plan = builder.build_serialized_network(network, config)
     lines.on_timed = None
     if plan is None:
@@ -114,13 +119,14 @@ def build(trt, request, lines, say):
     built = time.monotonic()
     say("write", None, "")
     write(request["engine"], plan)
-    cache = keep_cache(config, request.get("timing_cache_out"), lines)
-    answer = {"plan": made.told(), "layers": network.num_layers, "timing_cache": {"used": warmed, "kept": cache}}
+    kept = keep_cache(config, request.get("timing_cache_out"), lines)
+    answer = {"plan": made.told(), "layers": network.num_layers, "timing_cache": {"used": warmed, "kept": kept}}
     answer["size"] = os.path.getsize(request["engine"])
     answer["skipped_for_memory"] = lines.skipped
     answer["warnings"] = [line for line in lines.kept if line.startswith("[W]")][:50]
     answer["seconds"] = {"parse": parsed - begun, "build": built - parsed, "write": time.monotonic() - built}
-    del plan, config, network, builder
+    # the config before its cache and monitor, the builder last
+    del plan, config, cache, network, builder
     gc.collect()
     return answer
 
@@ -225,22 +231,28 @@ def require_rank(tensor, three):
 
 
 def use_cache(config, path, lines):
-    """Whether the timing cache in the file is used; one that is damaged or of another device is left, and a warning says so."""
+    """(the timing cache in use, whether it is the one in the file). One that is damaged or of another device is left aside with a warning.
+
+    The caller keeps it until the build is over: the config does not.
+    """
     data = b""
     if path and os.path.exists(path):
         with open(path, "rb") as file:
             data = file.read()
+    lines.mild = True
     for content in (data, b"") if data else (b"",):
         try:
             cache = config.create_timing_cache(content)
             # never ignore a mismatch: other devices' timings give wrong or slow engines
             if cache is not None and config.set_timing_cache(cache, False):
-                return bool(content)
+                lines.mild = False
+                return cache, bool(content)
         except (RuntimeError, TypeError) as error:
             lines.take("W", f"timing cache: {error}")
         if content:
             lines.take("W", "the timing cache does not match this device or release and is not used")
-    return False
+    lines.mild = False
+    return None, False
 
 
 def keep_cache(config, path, lines):

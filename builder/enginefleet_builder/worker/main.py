@@ -2,10 +2,11 @@
 
     python3 -s -B main.py < frames > frames          (see wire.py)
 
-describe {module}; build {module, library, model, engine, precision, facts of the model, recipe, workspace, timing_cache, timing_cache_out};
-load {module, engine, recipe}; run; timings {warm_up, iterations, seconds, transfers, cuda_graph}; inspect; profile {runs}.
-While it works: {"log": line}, {"progress": {"stage", "share", "text"}}. An answer is anything else; {"error": ...} or {"refused": ...} when it
-went wrong. Python 3.8, standard library and NumPy; everything that it imports of ours lies beside it.
+describe {module}; build {module, title, model, engine, precision, facts of the model, recipe, workspace, timing_cache, timing_cache_out};
+merge {module, ours, theirs, target: timing caches}; load {module, engine, recipe}; run; timings {warm_up, iterations, seconds, transfers,
+cuda_graph}; inspect; profile {runs}.
+While it works: {"about": the loaded library}, {"log": line}, {"progress": {"stage", "share", "done", "text"}}. An answer is anything else;
+{"error": ...} or {"refused": ...} when it went wrong. Python 3.8, standard library and NumPy; everything that it imports of ours lies beside it.
 """
 
 import ctypes
@@ -17,6 +18,7 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import building
+import caches
 import cuda
 import gpus
 import libraries
@@ -37,7 +39,7 @@ class Server:
     def __init__(self, end):
         self._end = end
         self._lines = Lines(end.send)
-        self._trt = self._device = self._engine = None
+        self._trt = self._device = self._engine = self._told = None
         self._stage, self._shown = "", 0.0
 
     def answer(self, header, arrays):
@@ -48,12 +50,12 @@ class Server:
         self._lines.forget()
         return doing(header, arrays)
 
-    def _say(self, stage, share, text):
+    def _say(self, stage, share, text, done=None):
         now = time.monotonic()
         if stage == self._stage and now - self._shown < SHOWN_EVERY:
             return
         self._stage, self._shown = stage, now
-        self._end.send({"progress": {"stage": stage, "share": share, "text": text}})
+        self._end.send({"progress": {"stage": stage, "share": share, "text": text, "done": done}})
 
     def _module(self, name):
         if self._trt is None:
@@ -62,6 +64,16 @@ class Server:
             except (ImportError, OSError) as error:
                 raise Refused("RuntimeMissing", f"{name} cannot be loaded: {error}.", "Name an image that has it in runtime.image.", True)
         return self._trt
+
+    def _about(self, header):
+        """What the loaded library is: see libraries.observe. The driver hears of it before anything can fail."""
+        if self._told is None:
+            found = libraries.observe(header["module"])
+            if "error" in found:
+                raise Refused("RuntimeMissing", f"{found['error']}.", "Name an image that has it in runtime.image.", True)
+            self._told = dict(found, python=sys.version.split()[0])
+            self._end.send({"about": self._told})
+        return self._told
 
     def _gpu(self):
         """The device, checked before the library is loaded: it crashes where there is none."""
@@ -74,16 +86,9 @@ class Server:
         return self._device
 
     def _describe(self, header, arrays):
-        trt = self._module(header["module"])
-        names = recipes.surface(trt)
-        flags = {
-            name: sorted(names.get(name, ()))
-            for name in ("BuilderFlag", "NetworkDefinitionCreationFlag", "TacticSource", "ComputeCapability")
-        }
-        found = libraries.observe(header["module"])
-        if "error" in found:
-            raise Refused("RuntimeMissing", "{}.".format(found["error"]), "Name an image that has it in runtime.image.", True)
-        return dict(found, flags=flags, python=sys.version.split()[0]), {}
+        names = recipes.surface(self._module(header["module"]))
+        self._about(header)
+        return {"surface": {name: sorted(members) for name, members in names.items()}}, {}
 
     def _build(self, header, arrays):
         if not header["recipe"].get("computeCapability"):
@@ -91,12 +96,21 @@ class Server:
             if not header.get("workspace"):
                 free, _ = device.free_memory()
                 header = dict(header, workspace=int(free * AUTO_SHARE) if device.integrated else free)
-        return building.build(self._module(header["module"]), header, self._lines, self._say), {}
+        trt = self._module(header["module"])
+        header = dict(header, library=" ".join([header["title"], self._about(header)["version"] or "of unknown version"]))
+        return building.build(trt, header, self._lines, self._say), {}
+
+    def _merge(self, header, arrays):
+        self._gpu()
+        trt = self._module(header["module"])
+        return {"merged": caches.merge(trt, header["ours"], header["theirs"], header["target"], self._lines)}, {}
 
     def _load(self, header, arrays):
         device = self._gpu()
         recipe = header.get("recipe") or {}
-        engine = running.Engine(self._module(header["module"]), device, header["engine"], recipe.get("plugins") or (), self._lines)
+        trt = self._module(header["module"])
+        self._about(header)
+        engine = running.Engine(trt, device, header["engine"], recipe.get("plugins") or (), self._lines)
         self._engine = engine
         told = {"inputs": engine.described(engine.inputs), "outputs": engine.described(engine.outputs), "profiles": engine.profiles()}
         return dict(told, device_memory=engine.device_memory), {}
@@ -151,4 +165,8 @@ def die_with_parent():
 
 if __name__ == "__main__":
     die_with_parent()
+    # kernels are loaded when they are used: less memory. CUDA before 12.2 asks for it by name
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
     serve(End())
+    # the library's own tidying up at the end takes seconds, and crashes where an engine outlives its runtime
+    os._exit(0)

@@ -40,6 +40,14 @@ def from_bits(array):
     return (array.astype(np.uint32) << 16).view(np.float32)
 
 
+def narrowed(given, dtype):
+    """`given` as the integer type `dtype` where no value is lost: a model's int64 is TensorRT's int32 up to 8.6. Else as it is."""
+    if given.dtype == dtype or given.dtype.kind not in "iu" or dtype.kind not in "iu":
+        return given
+    changed = given.astype(dtype)
+    return changed if np.array_equal(changed, given) else given
+
+
 class Buffer:
     """Memory of one tensor on the device, with page-locked memory of the same size; grows, never shrinks."""
 
@@ -76,7 +84,6 @@ class Engine:
 
     def __init__(self, trt, device, path, plugins, lines, host_code=False):
         self._trt, self._device, self._lines = trt, device, lines
-        before = device.free_memory()[0]
         log = logger(trt, lines)
         load_plugins(trt, log, plugins)
         with open(path, "rb") as file:
@@ -84,6 +91,7 @@ class Engine:
         self._runtime = trt.Runtime(log)
         if host_code and hasattr(self._runtime, "engine_host_code_allowed"):
             self._runtime.engine_host_code_allowed = True
+        before = device.free_memory()[0]  # after the library has loaded its own kernels
         self.engine = self._runtime.deserialize_cuda_engine(data)
         if self.engine is None:
             raise Failed("load", "the engine was not deserialized", lines.kept)
@@ -102,7 +110,11 @@ class Engine:
 
     def described(self, names):
         return [
-            {"name": name, "dtype": self._dtype(name), "shape": [None if size < 0 else size for size in self.engine.get_tensor_shape(name)]}
+            {
+                "name": name,
+                "dtype": self._dtype(name).replace("bfloat16", "float32"),
+                "shape": [None if size < 0 else size for size in self.engine.get_tensor_shape(name)],
+            }
             for name in names
         ]
 
@@ -125,7 +137,6 @@ class Engine:
                 f"tensor {name} has the type {kind}, which has no form in NumPy.",
                 "Keep inputs and outputs in float32.",
             )
-        # a client sees numbers
         return DTYPES[kind]
 
     def _on_host(self, name):
@@ -149,7 +160,7 @@ class Engine:
 
     def _place_input(self, name, given):
         dtype = self._dtype(name)
-        array = np.ascontiguousarray(to_bits(given) if dtype == "bfloat16" else given)
+        array = np.ascontiguousarray(to_bits(given) if dtype == "bfloat16" else narrowed(given, host_type(dtype)))
         if array.dtype != host_type(dtype):
             raise Refused("ShapeRefused", f"input {name} is {array.dtype}, the engine takes {dtype}.", "Give that type.")
         if not self.context.set_input_shape(name, tuple(array.shape)):
@@ -307,7 +318,10 @@ class Engine:
         """The engine inspector's report: {"Layers": [...], "Bindings": [...]}; layers are names alone unless it was built with details."""
         inspector = self.engine.create_engine_inspector()
         inspector.execution_context = self.context
-        return json.loads(inspector.get_engine_information(self._trt.LayerInformationFormat.JSON))
+        try:
+            return json.loads(inspector.get_engine_information(self._trt.LayerInformationFormat.JSON))
+        except ValueError as error:
+            raise Failed("inspect", f"the inspector's report is no JSON: {error}", self._lines.kept)
 
     def profile(self, feeds, runs):
         """{layer name: [seconds of each run]}, after a first run that does not count."""
