@@ -103,7 +103,8 @@ class Worker(Child):
         return self._classified([line for line in self.log().splitlines() if line.strip()], "build", facts)
 
     def _classified(self, lines: Sequence[str], doing: str, more: Mapping[str, Any]) -> EngineFleetError:
-        return texts.classify(lines, doing=doing, facts={"library": self._library, **self._facts, **more})
+        known = {"library": self.library, "parserOpset": parser_opset(self.library), **self._facts, **more}
+        return texts.classify(lines, doing=doing, facts=known)
 
 
 class TensorRt:
