@@ -270,6 +270,10 @@ class HardwareClassSpec(Contract):
             ".executionProvider",
         ),
         Rule(
+            "self.backend == oldSelf.backend && self.executionProvider == oldSelf.executionProvider",
+            "backend and executionProvider do not change, engines that are served are of them: make another HardwareClass",
+        ),
+        Rule(
             "self.runtime.candidateImage == '' || self.runtime.candidateImage != self.runtime.image",
             "the candidate is the image in use: write another image in runtime.candidateImage, or leave it out",
             ".runtime",

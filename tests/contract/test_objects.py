@@ -179,6 +179,16 @@ def test_an_engine_build_does_not_change(api: ApiServer, change: Object) -> None
     api.patch(obj, {"metadata": {"labels": {"still": "possible"}}})
 
 
+@pytest.mark.parametrize("change", [{"executionProvider": "OpenVINO"}, {"backend": "tensorrt"}], ids=lambda change: next(iter(change)))
+def test_what_runs_the_engines_of_a_class_does_not_change(api: ApiServer, change: Object) -> None:
+    obj = changed(BARE["HardwareClass"], {}, name="fixed")
+    api.apply(obj)
+
+    with pytest.raises(Refused, match="make another HardwareClass"):
+        api.patch(obj, {"spec": change})
+    api.patch(obj, {"spec": {"runtime": {"image": "registry.example/builder:2"}}})
+
+
 COLUMNS: list[tuple[Object, Object, list[str]]] = [
     (
         changed(FULL, {}, name="columns"),
