@@ -39,9 +39,13 @@ class Child:
         self._progress = progress
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._ooms = oom_kills()
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, bufsize=0, env=dict(environment)
-        )
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, bufsize=0, env=dict(environment)
+            )
+        except OSError:
+            self._log.close()
+            raise
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
