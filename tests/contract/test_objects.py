@@ -179,13 +179,13 @@ def test_an_engine_build_does_not_change(api: ApiServer, change: Object) -> None
     api.patch(obj, {"metadata": {"labels": {"still": "possible"}}})
 
 
-@pytest.mark.parametrize("change", [{"executionProvider": "OpenVINO"}, {"backend": "tensorrt"}], ids=lambda change: next(iter(change)))
-def test_what_runs_the_engines_of_a_class_does_not_change(api: ApiServer, change: Object) -> None:
+def test_what_runs_the_engines_of_a_class_does_not_change(api: ApiServer) -> None:
     obj = changed(BARE["HardwareClass"], {}, name="fixed")
     api.apply(obj)
 
-    with pytest.raises(Refused, match="make another HardwareClass"):
-        api.patch(obj, {"spec": change})
+    for change in ({"executionProvider": "OpenVINO"}, {"backend": "tensorrt"}):
+        with pytest.raises(Refused, match="make another HardwareClass"):
+            api.patch(obj, {"spec": change})
     api.patch(obj, {"spec": {"runtime": {"image": "registry.example/builder:2"}}})
 
 
