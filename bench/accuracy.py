@@ -178,9 +178,11 @@ def place(network: Network) -> Path:
     return packages() if network.model else EXAMPLE
 
 
-def request_for(network: Network, folder: Path, calibration: int, validation: int, *, min_validation: int, flavour: str) -> PrepareRequest:
-    """All variants of a network with data drawn below `folder`, which holds the store, too."""
-    where = place(network)
+def request_for(
+    network: Network, folder: Path, calibration: int, validation: int, *, min_validation: int, flavour: str, where: Path | None = None
+) -> PrepareRequest:
+    """All variants of a network with data drawn below `folder`, which holds the store, too. `where`: see place()."""
+    where = where or place(network)
     samples_folder = folder / "data"
     samples_folder.mkdir()
     calibration_set, validation_set = network.prepare_data(where, samples_folder, calibration, validation)

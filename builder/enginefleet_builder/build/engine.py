@@ -122,6 +122,8 @@ def _build(work: Work, assert_held: Callable[[], None]) -> Engine:
     with work.durations.timing("build"):
         built = compile_model(work, source / main_file(manifest), work.folder)
     work.warnings += built.warnings
+    if built.compile_seconds is not None:
+        work.durations["compile"] = f"{built.compile_seconds:.2f}"
     assert_held()
     progress("publish")
     path = work.folder / "engine"
