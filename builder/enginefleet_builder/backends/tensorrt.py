@@ -55,6 +55,10 @@ class Worker(Child):
         """`TensorRT 8.6.0`"""
         return f"{self._title} {version}" if (version := self.about.get("version")) else self._title
 
+    def ask(self, header: Mapping[str, Any], arrays: Mapping[str, Array] | None = None) -> tuple[dict[str, Any], dict[str, Array]]:
+        self._doing = str(header["do"])
+        return super().ask(header, arrays)
+
     def log(self) -> str:
         """All that was logged, then what else went to standard error."""
         return "\n".join([*self.lines, super().log()])
@@ -100,7 +104,7 @@ class Worker(Child):
     def _death(self) -> Exception:
         code = self._ended()
         facts = {"exitCode": code, "oomKilled": oom_kills() > self._ooms, "memoryAvailable": memory_available()}
-        return self._classified([line for line in self.log().splitlines() if line.strip()], "build", facts)
+        return self._classified([line for line in self.log().splitlines() if line.strip()], self._doing, facts)
 
     def _classified(self, lines: Sequence[str], doing: str, more: Mapping[str, Any]) -> EngineFleetError:
         known = {"library": self.library, "parserOpset": parser_opset(self.library), **self._facts, **more}
@@ -162,7 +166,7 @@ class TensorRt:
         warnings = [*texts.warnings(worker.lines, library=worker.library), *answer["plan"]["notes"]]
         if skipped := answer["skipped_for_memory"]:
             warnings.append(f"Degraded: {skipped} tactics were left out for lack of memory, the engine may be slower than it could be.")
-        return BuiltEngine(engine, log, warnings)
+        return BuiltEngine(engine, log, warnings, compile_seconds=float(answer["seconds"]["build"]))
 
     def merge_timing_caches(self, ours: Path, theirs: Path, target: Path, progress: Progress) -> bool:
         """See base.TimingCaching."""
