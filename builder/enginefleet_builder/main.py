@@ -87,6 +87,7 @@ def prepare(
     task: Task = None,
     metric: MetricName = None,
     min_samples: MinSamples = None,
+    max_drop: MaxDrop = None,
     timeout: Timeout = 3600,
 ) -> None:
     """Fetch, check and convert a model; measure its FP32 baseline; put both into the store."""
@@ -105,7 +106,7 @@ def prepare(
                 "source": "dataset" if calibration is not None else None,
                 "method": method if calibration is not None or spec is not None else None,
             },
-        } | _gate(validation, task, metric, min_samples)
+        } | _gate(validation, task, metric, min_samples, acceptance={"maxDrop": max_drop})
         with _failing(as_json):
             hand = by_hand.prepare_request(
                 by_hand.spec(spec, flags),

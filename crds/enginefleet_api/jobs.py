@@ -129,6 +129,8 @@ class PrepareReport(Contract):
     prepared: list[ResolvedPrepared]
     baseline_key: str | None = None
     baseline: Metric | None = None
+    advised_samples: int | None = None
+    """About how many an engine that is as good as FP32 needs, to pass the gate's maxDrop (builder: gate/advice.py)."""
     reused: bool = False
     """True when everything was in the store already."""
     notes: list[str] = Field(default_factory=list)

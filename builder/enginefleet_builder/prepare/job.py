@@ -14,6 +14,7 @@ from enginefleet_api.flavours import PRECISIONS
 from enginefleet_api.jobs import PrepareReport, PrepareRequest, ResolvedPrepared, clip
 from enginefleet_api.variants import SCALED, Variant
 
+from ..gate.advice import Advice, advise
 from ..gate.tasks import require_supported
 from ..io import Progress
 from ..store import open_store
@@ -51,6 +52,9 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
                 fresh |= made
         baseline, made = _baseline(given, records, progress)
         fresh |= made
+        advice = _advice(given, baseline)
+        if advice is not None and advice.note:
+            notes.insert(0, advice.note)
     return PrepareReport(
         model=given.fetched.digest,
         calibration=given.calibration.fetched.digest if given.calibration else None,
@@ -58,6 +62,7 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
         prepared=prepared,
         baseline_key=baseline.baseline_key if baseline else None,
         baseline=baseline.metric if baseline else None,
+        advised_samples=advice.samples if advice else None,
         reused=not fresh,
         notes=notes,
         seconds=f"{time.monotonic() - started:.1f}",
@@ -127,6 +132,13 @@ def _prepared(
     published = records.publish_prepared(manifest, made.file.parent)
     shutil.rmtree(made.file.parent)  # variants of a large model would fill the disk
     return published, True
+
+
+def _advice(given: Given, baseline: Baseline | None) -> Advice | None:
+    validation = given.request.validation
+    if baseline is None or validation is None or given.validation is None:
+        return None
+    return advise(baseline.metric, validation, given.validation.dataset.size)
 
 
 def _baseline(given: Given, records: Records, progress: Progress) -> tuple[Baseline | None, bool]:
