@@ -143,6 +143,8 @@ class BuildRecord(Contract):
     log_digest: str = ""
     durations: dict[str, str] = Field(default_factory=dict)
     warnings: list[str] = Field(default_factory=list)
+    excluded: list[str] = Field(default_factory=list)
+    """Nodes that the build left in higher precision than the prepared model has them, since the library has no kernel for them in that."""
     time: str
     holder: str
     node: str = ""

@@ -26,6 +26,8 @@ class BuiltEngine:
     warnings: list[str] = field(default_factory=list)
     providers: Mapping[str, int] = field(default_factory=dict)
     """Nodes by ONNX Runtime's execution provider; empty: not known, or another backend."""
+    excluded: list[str] = field(default_factory=list)
+    """Nodes that the build left in higher precision, because the library has no kernel for them in the precision asked for."""
     compile_seconds: float | None = None
     """What the library's own compiling took, of all that building took; None: not told apart."""
 

@@ -18,12 +18,13 @@ from enginefleet_api.errors import EngineFleetError, EnvironmentFault, Permanent
 
 from ..gate.arrays import Array
 from ..io import Progress
+from ..prepare import model as models
 from ..prepare import targets
-from . import texts
+from . import remedies, texts
 from .base import BuiltEngine, NodeRun, Timed
 from .child import Child
 from .classify import oom_kills
-from .model_facts import ModelFacts, read_facts
+from .model_facts import ModelFacts, facts_of
 
 WORKER = Path(__file__).parent.parent / "worker" / "main.py"
 ENGINE_FILE = "engine.plan"
@@ -41,6 +42,8 @@ class Worker(Child):
         # its own search path, not ours: it is another interpreter. A launcher may set one for it, so that -I would go too far
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         self.lines: list[str] = []
+        self.diagnosis: texts.Diagnosis | None = None
+        """What the last failure was, with what a remedy needs."""
         self.about: dict[str, Any] = {}
         """What the loaded library is; empty until it has been loaded."""
         self._title, self._reserve, self._facts = title, reserve, dict(facts or {})
@@ -108,7 +111,16 @@ class Worker(Child):
 
     def _classified(self, lines: Sequence[str], doing: str, more: Mapping[str, Any]) -> EngineFleetError:
         known = {"library": self.library, "parserOpset": parser_opset(self.library), **self._facts, **more}
-        return texts.classify(lines, doing=doing, facts=known)
+        self.diagnosis = texts.diagnose(lines, doing=doing, facts=known)
+        return self.diagnosis.error
+
+
+class Unbuilt(Exception):
+    """A build that failed for good, as it stands. `layer`: as TensorRT calls the one that it has no kernel for; empty: none is named."""
+
+    def __init__(self, cause: PermanentError, layer: str) -> None:
+        super().__init__(str(cause))
+        self.cause, self.layer = cause, layer
 
 
 class TensorRt:
@@ -144,29 +156,70 @@ class TensorRt:
         timing_cache: Path | None = None,
         timing_cache_out: Path | None = None,
     ) -> BuiltEngine:
-        """Recipe field `precision` says what is asked for; without it, what the file says of itself."""
-        facts = read_facts(model)
-        engine = workdir / ENGINE_FILE
+        """Recipe field `precision` says what is asked for; without it, what the file says of itself. Remedies are taken: see remedies.py."""
+        proto = models.read_model(model)
+        caches = {"timing_cache": str(timing_cache) if timing_cache else None}
+        caches |= {"timing_cache_out": str(timing_cache_out) if timing_cache_out else None}
+        notes: list[str] = []
+        excluded: list[str] = []
+        file = model
+        if alike := remedies.separate_dimensions(proto, recipe.get("profiles") or []):
+            notes.append(f"Remedy: dimensions named alike and of unlike size ({', '.join(alike)}) got names of their own.")
+            file = remedies.save(proto, model, workdir)
+        for tried in range(remedies.MOST_EXCLUSIONS + 1):
+            try:
+                return self._built(file, facts_of(proto), recipe, workdir / ENGINE_FILE, caches, progress, notes, excluded)
+            except Unbuilt as error:
+                curable = error.layer and error.cause.reason in remedies.CURABLE and tried < remedies.MOST_EXCLUSIONS
+                cured = remedies.without_layer(proto, error.layer, model.parent) if curable else None
+                if cured is None or not facts_of(cured[0]).quantized:
+                    raise error.cause from error
+                proto, nodes = cured
+                excluded += nodes
+                note = (
+                    f"Remedy: layer {error.layer[:200]} stays in higher precision (nodes {', '.join(nodes)[:400]}): {error.cause.message}"
+                )
+                notes.append(note)
+                progress.log(note)
+                file = remedies.save(proto, model, workdir)
+        raise AssertionError("the last try raises or returns")
+
+    def _built(
+        self,
+        file: Path,
+        facts: ModelFacts,
+        recipe: Mapping[str, Any],
+        engine: Path,
+        caches: Mapping[str, str | None],
+        progress: Progress,
+        notes: Sequence[str],
+        excluded: Sequence[str],
+    ) -> BuiltEngine:
+        """One build in a process of its own. Raises Unbuilt for a failure that may name a layer, and EngineFleetError."""
         header = {
             "do": "build",
             "module": self._module,
             "title": TITLES[self.name],
-            "model": str(model),
+            "model": str(file),
             "engine": str(engine),
             "precision": recipe.get("precision") or facts.precision,
             "facts": _told(facts),
             "recipe": dict(recipe),
             "workspace": workspace_bytes(str(recipe.get("workspace", "auto"))),
-            "timing_cache": str(timing_cache) if timing_cache else None,
-            "timing_cache_out": str(timing_cache_out) if timing_cache_out else None,
+            **caches,
         }
         with self._worker(progress, {"opset": facts.opset}) as worker:
-            answer, _ = worker.ask(header)
+            try:
+                answer, _ = worker.ask(header)
+            except PermanentError as error:
+                if worker.diagnosis is None:
+                    raise
+                raise Unbuilt(error, worker.diagnosis.layer) from error
             log = worker.log()
-        warnings = [*texts.warnings(worker.lines, library=worker.library), *answer["plan"]["notes"]]
+        warnings = [*texts.warnings(worker.lines, library=worker.library), *answer["plan"]["notes"], *notes]
         if skipped := answer["skipped_for_memory"]:
             warnings.append(f"Degraded: {skipped} tactics were left out for lack of memory, the engine may be slower than it could be.")
-        return BuiltEngine(engine, log, warnings, compile_seconds=float(answer["seconds"]["build"]))
+        return BuiltEngine(engine, log, warnings, compile_seconds=float(answer["seconds"]["build"]), excluded=list(excluded))
 
     def merge_timing_caches(self, ours: Path, theirs: Path, target: Path, progress: Progress) -> bool:
         """See base.TimingCaching."""

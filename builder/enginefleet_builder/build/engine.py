@@ -147,6 +147,7 @@ def _build(work: Work, assert_held: Callable[[], None]) -> Engine:
         log_digest="sha256:" + sha256_hex(built.log.encode()),
         durations=dict(work.durations),
         warnings=work.warnings,
+        excluded=built.excluded,
         time=layout.timestamp(records.store.now()),
         holder=request.holder,
         node=request.node,

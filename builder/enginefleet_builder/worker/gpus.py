@@ -40,7 +40,7 @@ class Driver:
         try:
             self.library = ctypes.CDLL(library)
         except OSError as error:
-            raise CudaError(f"{library} cannot be loaded: {error}") from error
+            raise CudaError(str(error)) from error
         self.call("cuInit", ctypes.c_uint(0))
 
     def call(self, name: str, *arguments: Any) -> None:
