@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, numpy_helper
 
@@ -83,12 +84,11 @@ def dequantized(model: ModelProto, folder: Path) -> ModelProto:
 def _numbers(node: onnx.NodeProto, stored: Mapping[str, TensorProto], folder: str) -> TensorProto:
     """(integers - zero point) x scale, along the node's axis, in the scale's type."""
     integers, scale = (numpy_helper.to_array(stored[name], folder) for name in node.input[:2])
-    zero = numpy_helper.to_array(stored[node.input[2]], folder) if len(node.input) > 2 and node.input[2] in stored else 0
+    zero = numpy_helper.to_array(stored[node.input[2]], folder) if node.input[2:] and node.input[2] in stored else np.zeros((), np.int8)
     axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1) % max(1, integers.ndim)
-    if scale.ndim == 1 and integers.ndim:
-        shape = [scale.size if index == axis else 1 for index in range(integers.ndim)]
-        scale, zero = scale.reshape(shape), zero.reshape(shape) if hasattr(zero, "reshape") and zero.size > 1 else zero
-    numbers = ((integers.astype("float64") - zero) * scale.astype("float64")).astype(scale.dtype)
+    shape = [-1 if index == axis else 1 for index in range(integers.ndim)]
+    scales, zeros = (one.reshape(shape) if one.size > 1 else one.reshape(()) for one in (scale, zero))
+    numbers = ((integers.astype(np.float64) - zeros) * scales.astype(np.float64)).astype(scale.dtype)
     return numpy_helper.from_array(numbers, node.output[0])
 
 

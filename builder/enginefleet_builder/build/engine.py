@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from enginefleet_api.documents import Answer, BuildRecord, PreparedManifest, Verdict
 from enginefleet_api.errors import PermanentError
