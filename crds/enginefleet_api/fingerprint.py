@@ -167,6 +167,12 @@ def first_gpu(facts: Mapping[str, Json]) -> Mapping[str, Json] | None:
     return gpu if isinstance(gpu, Mapping) else None
 
 
+def cross_capability(facts: Mapping[str, Json]) -> str | None:
+    """The compute capability of the GPU elsewhere that an engine for these facts is built for; None for a device that is here."""
+    gpu = first_gpu(facts) or {}
+    return str(gpu["computeCapability"]) if "cross" in gpu else None
+
+
 def identify(facts: Mapping[str, Json]) -> str:
     return fingerprint_id(facts)
 

@@ -13,6 +13,12 @@ PRECISIONS: Mapping[str, tuple[str, ...]] = {
     TENSORRT_8: ("fp32", "tf32", "fp16", "int8"),
 }
 """Precisions that each flavour can be prepared in."""
+FLAVOURS_OF: Mapping[str, tuple[str, ...]] = {
+    "onnxruntime": (ONNXRUNTIME,),
+    "tensorrt": (TENSORRT_8, TENSORRT_10),
+    "tensorrt-rtx": (TENSORRT_10,),
+}
+"""By the backend of a HardwareClass, of whatever version."""
 OLDEST_TENSORRT = "8.5"
 SINCE: Mapping[str, str] = {"int8": "6.1", "tf32": "8.0", "bf16": "8.0", "fp8": "8.9"}
 """The compute capability that brought a precision."""
@@ -31,7 +37,7 @@ def flavour_of(backend: str, version: str | None) -> str | None:
     None: a TensorRT of unknown version, or of one that engines are not built with (release_refused).
     """
     if backend != "tensorrt":
-        return {"onnxruntime": ONNXRUNTIME, "tensorrt-rtx": TENSORRT_10}.get(backend)
+        return FLAVOURS_OF[backend][0]
     if not version or release_refused(backend, version):
         return None
     # 8.x has opsets to 17 and flags for low precision; since 10.0 types stand in the model, and 11 knows nothing else

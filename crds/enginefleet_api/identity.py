@@ -141,7 +141,7 @@ ENGINE_DEFAULTS: Mapping[str, Json] = {
     "computeCapability": None,
 }
 """`precision`: what TensorRT is asked for, where one file serves several (fp32, tf32 and, up to TensorRT 8.6, fp16). `computeCapability`: of a GPU
-that is not here, like 8.6; TensorRT for RTX alone can, and the operator never asks: it builds where the device is."""
+that is not here, like 8.6; TensorRT for RTX alone can, and the operator asks where a HardwareClass does."""
 
 
 def prepared_key(

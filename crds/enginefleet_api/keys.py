@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .identity import Json, gate_key
@@ -32,10 +32,32 @@ def gate_thresholds(validation: Validation | None, benchmark: Benchmark) -> dict
     return thresholds
 
 
-def recipe_of(build: BuildSettings, inputs: Sequence[InputSpec], *, backend: str = "onnxruntime", precision: str = "") -> dict[str, Any]:
-    """The *requested* engine recipe: never resolved values. `precision` is in that of TensorRT alone: ONNX Runtime takes it from the file."""
+USED_SETTINGS: Mapping[str, frozenset[str]] = {
+    "onnxruntime": frozenset({"threads"}),
+    "tensorrt": frozenset({"workspace", "optimization_level", "dla", "plugins", "tactic_sources"}),
+    "tensorrt-rtx": frozenset({"workspace", "optimization_level", "plugins", "tactic_sources"}),
+}
+"""Fields of spec.build by the backend that they are for."""
+
+
+def ignored_settings(build: BuildSettings, backend: str) -> list[str]:
+    """Names (as people write them) of settings that are given and that this backend has no use for."""
+    plain, written = BuildSettings(), build.model_dump(by_alias=True)
+    names = dict(zip(build.model_dump(), written, strict=True))
+    return [names[name] for name in names if name not in USED_SETTINGS[backend] and getattr(build, name) != getattr(plain, name)]
+
+
+def recipe_of(
+    build: BuildSettings, inputs: Sequence[InputSpec], *, backend: str = "onnxruntime", precision: str = "", compute_capability: str = ""
+) -> dict[str, Any]:
+    """The *requested* engine recipe: never resolved values. What the backend has no use for is not in it: it must not build again.
+
+    `precision` is in that of TensorRT alone: ONNX Runtime takes it from the file. `compute_capability`: of a GPU that is not here.
+    """
+    used = BuildSettings.model_validate({name: value for name, value in build.model_dump().items() if name in USED_SETTINGS[backend]})
     asked = {"precision": precision} if precision and backend != "onnxruntime" else {}
-    return build.to_json_dict() | {"profiles": [one.to_json_dict() for one in inputs]} | asked
+    asked |= {"computeCapability": compute_capability} if compute_capability else {}
+    return used.to_json_dict() | {"profiles": [one.to_json_dict() for one in inputs]} | asked
 
 
 def gate_key_of(validation: Validation | None, benchmark: Benchmark, baseline_key: str | None) -> str:

@@ -287,6 +287,8 @@ class ProbedRuntime(Contract):
     image: str
     image_digest: str
     host_digest: str
+    asked: str = ""
+    """Backend, provider and interpreter, where it was not ONNX Runtime on the CPU."""
     runtime: dict[str, Any]
     at: str = ""
 
@@ -296,6 +298,7 @@ class ProbeState(AttemptState):
 
     image: str = ""
     host_digest: str = ""
+    asked: str = ""
     node: str = ""
 
 

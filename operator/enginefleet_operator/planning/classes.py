@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from enginefleet_api import fingerprint
 from enginefleet_api.errors import FailureClass
+from enginefleet_api.flavours import release_refused
 from enginefleet_api.identity import object_name
 from enginefleet_api.jobs import ProbeReport
 from enginefleet_api.resources import (
@@ -48,7 +49,7 @@ def decide_class(s: ClassSnapshot, now: float) -> Plan:
     probed = list(hwc.status.probed)
     token = hwc.annotations.get(labels.RETRY, "")
     again = token not in ("", hwc.status.retry_token)
-    states = {(p.image, p.host_digest): retry.forget(p) if again else p for p in hwc.status.probes}
+    states = {(p.image, p.host_digest): retry.forget(p) if again else p for p in hwc.status.probes if p.asked == hwc.asked}
     wakes: list[float] = []
     groups: dict[str, list[Node]] = {}
     for node in mine:
@@ -59,7 +60,7 @@ def decide_class(s: ClassSnapshot, now: float) -> Plan:
     waiting: list[str] = []
     if not refused:
         for host_digest, members in sorted(groups.items()):
-            if any(p.image == image and p.host_digest == host_digest for p in probed):
+            if any(hwc.is_current(p) and p.host_digest == host_digest for p in probed):
                 continue
             state = states.get((image, host_digest))
             found = _probe(s, host_digest, members, state, now)
@@ -68,7 +69,8 @@ def decide_class(s: ClassSnapshot, now: float) -> Plan:
             if found.state is not None:
                 states[image, host_digest] = found.state
             if found.probed is not None:
-                probed.append(found.probed)
+                # what another interpreter or backend found in the same image is over
+                probed = [*(p for p in probed if (p.image, p.host_digest) != (image, host_digest)), found.probed]
             else:
                 waiting.append(found.message)
             if found.wake_at is not None:
@@ -127,7 +129,7 @@ class _Probe:
 def _probe(s: ClassSnapshot, host_digest: str, members: list[Node], state: ProbeState | None, now: float) -> _Probe:
     hwc, image = s.hardware_class, s.hardware_class.spec.runtime.image
     number = (state.attempts if state else 0) + 1
-    name = object_name(f"{hwc.name}-probe", hwc.uid, image, host_digest, str(number))
+    name = object_name(f"{hwc.name}-probe", hwc.uid, image, host_digest, *filter(None, (hwc.asked,)), str(number))
     job = next((j for j in s.jobs if j.name == name), None)
     if job is None or job.deleting:
         due = retry.due_at(state)
@@ -155,14 +157,17 @@ def _probe(s: ClassSnapshot, host_digest: str, members: list[Node], state: Probe
     digest = image_digest(job.image_id, image)
     if isinstance(job.report, ProbeReport) and digest:
         record = ProbedRuntime(
-            image=image, image_digest=digest, host_digest=host_digest, runtime=job.report.runtime, at=retry.timestamp(now)
+            image=image, image_digest=digest, host_digest=host_digest, asked=hwc.asked, runtime=job.report.runtime, at=retry.timestamp(now)
         )
-        return _Probe(ProbeState(job=job.name, attempts=number, image=image, host_digest=host_digest, node=job.node), record)
+        done = ProbeState(job=job.name, attempts=number, image=image, host_digest=host_digest, node=job.node, asked=hwc.asked)
+        return _Probe(done, record)
     failure = job.failure or Failure(
         FailureClass.TRANSIENT, "ReportMissing", f"Job {name} ended without a readable report or image digest."
     )
     after = retry.after_failure(state, name, failure, now, s.settings.retry_base)
-    kept = ProbeState.model_validate({**after.model_dump(), "image": image, "host_digest": host_digest, "node": job.node})
+    kept = ProbeState.model_validate(
+        {**after.model_dump(), "image": image, "host_digest": host_digest, "node": job.node, "asked": hwc.asked}
+    )
     event = Event(failure.reason, f"Probing {image} failed: {failure.message}", warning=True)
     return _Probe(kept, events=(event,), message=f"{failure.reason}: {failure.message}", wake_at=retry.due_at(after))
 
@@ -203,7 +208,7 @@ def _observe(
             }
         )
         found[p.image_digest] = o
-        if p.image == hwc.spec.runtime.image:
+        if hwc.is_current(p):
             current = o
     return tuple(found[digest] for digest in sorted(found)), current
 
@@ -252,17 +257,21 @@ def _status(
 ) -> HardwareClassStatus:
     hwc = s.hardware_class
     silent = len(mine) - sum(len(members) for members in groups.values())
+    releases = [p.runtime.get("backendVersion") for p in probed if hwc.is_current(p) and p.host_digest in groups]
+    old = [why for release in releases if (why := release_refused(hwc.spec.backend, release))]
     if refused:
         say = Say(False, "NotYetSupported", "; ".join(refused) + ".")
     elif not mine:
         say = Say(False, "NoMatchingNodes", "No node has the labels of spec.nodeSelector.")
     elif waiting:
         say = Say(False, "Probing", waiting[0])
+    elif old:
+        say = Say(False, "ReleaseNotSupported", f"{old[0]}.")
     elif silent:
         say = Say(False, "AgentSilent", f"The node agent has not reported on {silent} of {len(mine)} nodes.")
     else:
         say = Say(True, "Observed", f"{len(mine)} nodes, {len(counts)} fingerprints.")
-    stalled = bool(refused) or any(retry.is_permanent(p) for p in states)
+    stalled = bool(refused) or bool(old) or any(retry.is_permanent(p) for p in states)
     conditions = {
         "Ready": say,
         "Reconciling": Say(not say.status and not stalled, say.reason if not say.status else "Idle", ""),

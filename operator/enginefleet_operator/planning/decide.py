@@ -32,7 +32,7 @@ def decide(s: Snapshot, now: float) -> Plan:
         events += prepared.events
         wakes += [prepared.wake_at] if prepared.wake_at is not None else []
         if prepared.start:
-            actions.append(StartPrepare(prepared.start, prepared.number, prepared.key, prepared.variants, prepared.resolved))
+            actions.append(StartPrepare(prepared.start, prepared.number, prepared.key, prepared.needs, prepared.resolved))
         if prepared.resolved is not None:
             actions += [CreateBuild(w.name, w.spec) for w in stages.missing_builds(s, stage)]
             actions += stage.actions

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from enginefleet_api import fingerprint
 from enginefleet_api.errors import FailureClass
+from enginefleet_api.flavours import ONNXRUNTIME
 from enginefleet_api.jobs import BuildReport, PrepareReport, ProbeReport
 from enginefleet_api.resources import (
     EngineBuildSpec,
@@ -18,6 +20,7 @@ from enginefleet_api.resources import (
     ModelDeploymentStatus,
     NodeFingerprintSpec,
     Observation,
+    ProbedRuntime,
     Resolved,
 )
 from enginefleet_api.variants import Variant
@@ -61,9 +64,24 @@ class HardwareClass:
     annotations: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def runs_on_gpu(self) -> bool:
+        return fingerprint.runs_on_gpu({"backend": self.spec.backend, "executionProvider": self.spec.execution_provider})
+
+    @property
+    def asked(self) -> str:
+        """What a probe is told beside the image; "" for ONNX Runtime on the CPU."""
+        python = self.spec.runtime.python if self.spec.backend != "onnxruntime" else ""
+        text = f"{self.spec.backend} {self.spec.execution_provider} {python}".rstrip()
+        return text if text != "onnxruntime CPU" else ""
+
+    def is_current(self, probed: ProbedRuntime) -> bool:
+        """Whether a probe was of the image, and asked what it would be asked now."""
+        return probed.image == self.spec.runtime.image and probed.asked == self.asked
+
+    @property
     def digests(self) -> Mapping[str, str]:
         """host digest → image digest of the *current* image, as far as probed."""
-        return {p.host_digest: p.image_digest for p in self.status.probed if p.image == self.spec.runtime.image}
+        return {p.host_digest: p.image_digest for p in self.status.probed if self.is_current(p)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +216,23 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Need:
+    """A variant in one flavour, which prepare has to make."""
+
+    flavour: str
+    variant: Variant
+
+    @property
+    def id(self) -> str:
+        return self.variant.id if self.flavour == ONNXRUNTIME else f"{self.flavour}/{self.variant.id}"
+
+
+@dataclass(frozen=True, slots=True)
 class StartPrepare:
     job: str
     attempt: int
     inputs_key: str
-    variants: tuple[Variant, ...]
+    needs: tuple[Need, ...]
     """What to make now."""
     pinned: Resolved | None = None
     """What was resolved before, where these are further variants of it."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from enginefleet_api import fingerprint
+from enginefleet_api.flavours import ONNXRUNTIME, flavour_of, precision_refused, release_refused
 from enginefleet_api.identity import (
     ENGINE_RECIPE,
     PREPARE_RECIPE,
@@ -21,9 +23,8 @@ from enginefleet_api.resources import EngineStoreSpec, ModelDeploymentSpec, Prep
 from enginefleet_api.variants import SCALED, Variant, rungs
 
 from .ladder import FP32
-from .model import HardwareClass
+from .model import HardwareClass, Need
 
-FLAVOUR = "onnxruntime"
 REFERENCE_TEMPLATE = "reference-server/2"
 """Raised when the rendered pod of the reference server changes in a way that must roll out."""
 
@@ -75,22 +76,63 @@ def has_partner(spec: ModelDeploymentSpec) -> bool:
     return spec.precision == "auto" or (acceptance is not None and acceptance.min_speedup is not None)
 
 
-def first_variants(spec: ModelDeploymentSpec) -> tuple[Variant, ...]:
-    """What the first prepare Job makes: the top of the ladder, and FP32 to measure against."""
-    first = ladder(spec)[:1]
-    return (*first, FP32) if has_partner(spec) and FP32 not in first else first
+# ---- what a device needs of prepare ----
+
+
+def flavour(hardware_class: HardwareClass, facts: Mapping[str, Any]) -> str | None:
+    """What its models are prepared as. None: its TensorRT is not known (`facts` of a device that is not probed are empty), or not supported."""
+    return flavour_of(hardware_class.spec.backend, facts.get("backendVersion"))
+
+
+def refusals(spec: ModelDeploymentSpec, hardware_class: HardwareClass, facts: Mapping[str, Any]) -> dict[str, str]:
+    """Variant id → `Reason: why` this device cannot run it, for those that it cannot."""
+    backend, version = hardware_class.spec.backend, facts.get("backendVersion")
+    if facts and flavour(hardware_class, facts) is None:
+        unknown = "the probe could not tell which TensorRT the image holds, and that decides how a model is prepared"
+        return {v.id: f"ReleaseNotSupported: {release_refused(backend, version) or unknown}." for v in ladder(spec)}
+    gpu = fingerprint.first_gpu(facts) or {}
+    capability = str(gpu["computeCapability"]) if gpu.get("computeCapability") else None
+    found = {v.id: precision_refused(v.precision, backend, version, capability) for v in ladder(spec)}
+    return {variant: f"PrecisionNotSupported: {why}." for variant, why in found.items() if why}
+
+
+def needed(spec: ModelDeploymentSpec, flavour: str, variant: Variant, have: Collection[str] = ()) -> tuple[Need, ...]:
+    """The variant, and FP32 to measure it against where that is not there. `have`: ids of what the flavour was prepared in."""
+    partner = has_partner(spec) and variant != FP32 and FP32.id not in have
+    return (Need(flavour, variant), *((Need(flavour, FP32),) if partner else ()))
+
+
+def first_needs(spec: ModelDeploymentSpec, hardware_class: HardwareClass, facts: Mapping[str, Any]) -> tuple[Need, ...]:
+    """What a device needs while nothing is prepared: the top of its ladder."""
+    chosen, refused = flavour(hardware_class, facts), refusals(spec, hardware_class, facts)
+    first = next((variant for variant in ladder(spec) if variant.id not in refused), None)
+    return needed(spec, chosen, first) if chosen is not None and first is not None else ()
+
+
+def together(needs: Sequence[Need]) -> tuple[Need, ...]:
+    """What the next prepare Job makes: all that the first flavour needs, and other flavours that need the very same."""
+    by_flavour: dict[str, list[Variant]] = {}
+    for need in dict.fromkeys(needs):
+        by_flavour.setdefault(need.flavour, []).append(need.variant)
+    if not by_flavour:
+        return ()
+    first = next(iter(by_flavour.values()))
+    return tuple(Need(name, variant) for name, variants in by_flavour.items() if set(variants) == set(first) for variant in first)
 
 
 def prepare_request(
-    namespace: str, name: str, spec: ModelDeploymentSpec, store: EngineStoreSpec, holder: str, variants: Sequence[Variant]
+    namespace: str, name: str, spec: ModelDeploymentSpec, store: EngineStoreSpec, holder: str, needs: Sequence[Need]
 ) -> PrepareRequest:
+    """`needs`: every variant of them in every flavour of them."""
+    flavours = list(dict.fromkeys(need.flavour for need in needs))
     return PrepareRequest(
         name=f"{namespace}/{name}",
         model=model_source(spec, store),
         export=spec.model.export,
-        variants=list(variants),
-        best_effort=len(ladder(spec)) > 1,
-        flavours=[FLAVOUR],
+        variants=list(dict.fromkeys(need.variant for need in needs)),
+        # what one flavour cannot be made in keeps no other from being built
+        best_effort=len(ladder(spec)) > 1 or len(flavours) > 1,
+        flavours=flavours,
         inputs=spec.inputs,
         preprocessing=spec.preprocessing,
         calibration=spec.calibration if _scaled(spec) else None,
@@ -111,34 +153,42 @@ def _without_thresholds(validation: Validation | None) -> Validation | None:
 
 
 def inputs_key(spec: ModelDeploymentSpec, store: EngineStoreSpec, refresh: str) -> str:
-    """Changes exactly when the prepare Job must run again: its request less what only says who and where, and the refresh token."""
-    request = prepare_request("", "", spec, store, "", (*ladder(spec), *first_variants(spec))).to_json_dict()
+    """Changes exactly when the prepare Job must run again: its request less what only says who and where, and the refresh token.
+
+    Flavours are no inputs, and one stands for all: a class that is probed later must not have everything prepared again.
+    """
+    every = ladder(spec)
+    first = [need.variant for variant in every[:1] for need in needed(spec, ONNXRUNTIME, variant)]
+    request = prepare_request("", "", spec, store, "", [Need(ONNXRUNTIME, variant) for variant in every]).to_json_dict()
+    request["variants"] = [variant.to_json_dict() for variant in (*every, *first)]
     for field in ("store", "holder", "name", "timeoutSeconds", "targets", "batchSizes"):
         request.pop(field, None)
     return key_of("inputs", 1, {"request": request, "store": store.uri, "refresh": refresh, "recipe": PREPARE_RECIPE}, {"refresh": ""})[:32]
 
 
-def preflight_targets(spec: ModelDeploymentSpec, classes: Sequence[HardwareClass]) -> list[PreflightTarget]:
-    """What is known of the devices when prepare starts; a class that is not probed yet is one of unknown version."""
+def preflight_targets(
+    spec: ModelDeploymentSpec, hardware_class: HardwareClass, devices: Sequence[Mapping[str, Any]]
+) -> list[PreflightTarget]:
+    """What the model is checked for. `devices`: facts of those of the class that are known; without any it is one of unknown version."""
+    backend = hardware_class.spec.backend
     found: list[PreflightTarget] = []
-    for one in classes:
-        image = one.spec.runtime.image
-        facts = [p.runtime for p in one.status.probed if p.image == image] or [{}]
-        versions = dict.fromkeys((f.get("backendVersion"), f.get("computeCapability"), f.get("l4t")) for f in facts)
-        found += [
+    for facts in devices or [{}]:
+        gpu = (fingerprint.first_gpu(facts) or {}) if fingerprint.runs_on_gpu(facts) else {}
+        jetson = facts.get("jetson")
+        capability, l4t = gpu.get("computeCapability"), jetson.get("l4t") if isinstance(jetson, Mapping) else None
+        found.append(
             PreflightTarget(
-                name=one.name,
-                backend=one.spec.backend,
-                version=version,
-                compute_capability=capability,
-                l4t=l4t,
-                image=image,
-                dla=spec.build.dla is not None,
-                plugins=tuple(spec.build.plugins),
+                name=hardware_class.name,
+                backend=backend,
+                version=facts.get("backendVersion"),
+                compute_capability=str(capability) if capability else None,
+                l4t=str(l4t) if l4t else None,
+                image=hardware_class.spec.runtime.image,
+                dla=backend == "tensorrt" and spec.build.dla is not None,
+                plugins=tuple(spec.build.plugins) if backend != "onnxruntime" else (),
             )
-            for version, capability, l4t in versions
-        ]
-    return found
+        )
+    return list(dict.fromkeys(found))
 
 
 def more_request(request: PrepareRequest, pinned: Resolved) -> PrepareRequest:
@@ -152,6 +202,7 @@ def more_request(request: PrepareRequest, pinned: Resolved) -> PrepareRequest:
         "calibration_source": at(request.calibration_source, pinned.calibration),
         "validation": None,
         "validation_source": None,
+        "best_effort": True,
     }
     return request.model_copy(update=changes)
 
@@ -162,13 +213,23 @@ def with_more(pinned: Resolved, report: PrepareReport) -> Resolved:
     return pinned.model_copy(update={"prepared": list(made.values())})
 
 
+def has_more(pinned: Resolved, report: PrepareReport) -> bool:
+    known = {_variant(p) for p in pinned.prepared}
+    return any(_variant(p.to_json_dict()) not in known for p in report.prepared)
+
+
+def names_of(report: PrepareReport) -> list[str]:
+    """What was made, for people."""
+    return [p.variant if p.flavour == ONNXRUNTIME else f"{p.variant} for {p.flavour}" for p in report.prepared]
+
+
 def _variant(entry: Mapping[str, Any]) -> tuple[str, str]:
     return str(entry["flavour"]), str(entry.get("variant") or entry.get("precision", ""))
 
 
-def made(pinned: Resolved) -> dict[str, str]:
-    """Variant id → why it could not be made, "" where it was."""
-    return {variant: str(p.get("failure") or "") for p in pinned.prepared for flavour, variant in [_variant(p)] if flavour == FLAVOUR}
+def made(pinned: Resolved, flavour: str | None) -> dict[str, str]:
+    """Variant id → why it could not be made in this flavour, "" where it was."""
+    return {variant: str(p.get("failure") or "") for p in pinned.prepared for name, variant in [_variant(p)] if name == flavour}
 
 
 def resolved(key: str, report: PrepareReport) -> Resolved:
@@ -186,12 +247,10 @@ def resolved(key: str, report: PrepareReport) -> Resolved:
     )
 
 
-def recipe(spec: ModelDeploymentSpec) -> dict[str, Any]:
-    return recipe_of(spec.build, spec.inputs)
-
-
-def revision(spec: ModelDeploymentSpec, pinned: Resolved) -> str:
-    recipes: dict[str, Json] = {"prepare": pinned.prepare_recipe, "engine": pinned.engine_recipe, "build": digest(recipe(spec))}
+def revision(spec: ModelDeploymentSpec, pinned: Resolved, backend: str) -> str:
+    """What is built for classes of a backend: settings that are for other backends are not in it."""
+    build = digest(recipe_of(spec.build, spec.inputs, backend=backend))
+    recipes: dict[str, Json] = {"prepare": pinned.prepare_recipe, "engine": pinned.engine_recipe, "build": build}
     if spec.model.export is not None:
         recipes["export"] = digest(spec.model.export.to_json_dict())
     return revision_id(model=pinned.model, precision=spec.precision, recipes=recipes, calibration=pinned.calibration)
@@ -223,8 +282,8 @@ def _decimal_floats(value: Any) -> Json:
     return repr(value) if isinstance(value, float) else value
 
 
-def release(spec: ModelDeploymentSpec, store: EngineStoreSpec, pinned: Resolved, image_digest: str) -> str:
-    return release_id(revision=revision(spec, pinned), image_digest=image_digest, template=template_identity(spec, store))
+def release(spec: ModelDeploymentSpec, store: EngineStoreSpec, pinned: Resolved, image_digest: str, backend: str) -> str:
+    return release_id(revision=revision(spec, pinned, backend), image_digest=image_digest, template=template_identity(spec, store))
 
 
 def build_request(
@@ -234,23 +293,25 @@ def build_request(
     store: EngineStoreSpec,
     pinned: Resolved,
     *,
-    backend: str,
-    provider: str,
-    fingerprint: str,
+    hardware_class: HardwareClass,
+    fingerprint_id: str,
     facts: Mapping[str, Any],
     variant: Variant,
 ) -> BuildRequest:
-    """The request less holder and node, as it stands in an EngineBuild."""
+    """The request less holder and node, as it stands in an EngineBuild. What is the class's to say of its pods comes in when a Job starts."""
     by_variant = {_variant(p): p for p in pinned.prepared}
-    prepared = by_variant[FLAVOUR, variant.id]
-    partner = by_variant.get((FLAVOUR, FP32.id)) if has_partner(spec) and variant != FP32 else None
-    settings = recipe_of(spec.build, spec.inputs, backend=backend, precision=variant.precision)
+    backend, chosen = hardware_class.spec.backend, str(flavour(hardware_class, facts))
+    prepared = by_variant[chosen, variant.id]
+    partner = by_variant.get((chosen, FP32.id)) if has_partner(spec) and variant != FP32 else None
+    settings = recipe_of(
+        spec.build, spec.inputs, backend=backend, precision=variant.precision, compute_capability=fingerprint.cross_capability(facts) or ""
+    )
     pinned_validation = validation_source(spec, store)
     if pinned_validation is not None:
         pinned_validation = pinned_validation.model_copy(update={"digest": pinned.validation})
     return BuildRequest(
         name=f"{namespace}/{name}",
-        engine_key=engine_key(prepared_model=prepared["model"], recipe=settings, fingerprint=fingerprint, version=pinned.engine_recipe),
+        engine_key=engine_key(prepared_model=prepared["model"], recipe=settings, fingerprint=fingerprint_id, version=pinned.engine_recipe),
         gate_key=gate_key_of(spec.validation, spec.benchmark, pinned.baseline_key),
         baseline_key=pinned.baseline_key,
         prepared_key=prepared["preparedKey"],
@@ -258,9 +319,9 @@ def build_request(
         precision=variant.precision,
         partner_prepared_key=(partner or {}).get("preparedKey") or None,
         backend=backend,
-        execution_provider=provider,
+        execution_provider=hardware_class.spec.execution_provider,
         recipe=settings,
-        fingerprint=fingerprint,
+        fingerprint=fingerprint_id,
         facts=dict(facts),
         inputs=spec.inputs,
         preprocessing=spec.preprocessing,

@@ -52,7 +52,7 @@ def serving(
         status = passed.get(want.name)
         if pinned is None or s.store is None or status is None or status.engine is None:
             continue
-        release = requests.release(s.spec, s.store, pinned, want.image_digest)
+        release = requests.release(s.spec, s.store, pinned, want.image_digest, want.hardware_class.spec.backend)
         blob, size = str(status.engine["blob"]), int(status.engine["size"])
         label = labels.release_value(release, blob)
         # the gate is not part of it: a stricter gate that passes restarts nothing

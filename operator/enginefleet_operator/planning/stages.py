@@ -6,7 +6,7 @@ Each returns what it wants done and what it says to people; `decide.py` puts the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from enginefleet_api.documents import Answer
@@ -19,7 +19,7 @@ from enginefleet_api.variants import Variant
 from .. import labels
 from . import requests, retry, support, templates
 from .ladder import Ladder, climb
-from .model import Action, Delete, EngineBuild, Event, Failure, HardwareClass, Job, Node, Snapshot, WriteBuildStatus
+from .model import Action, Delete, EngineBuild, Event, Failure, HardwareClass, Job, Need, Node, Snapshot, WriteBuildStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Problem:
 
 
 def admission(s: Snapshot) -> Iterator[Problem]:
-    for text in support.unsupported_model_deployment(s.spec):
+    for text in support.unsupported_model_deployment(s.spec, [c.spec.backend for c in targets(s)]):
         yield Problem("NotYetSupported", f"{text}.", stalled=True)
     for text in templates.problems(s.spec.serving.template):
         yield Problem("InvalidTemplate", f"spec.serving.template: {text}.", stalled=True)
@@ -91,6 +91,12 @@ def matches(hardware_class: HardwareClass, node: Node) -> bool:
 def nodes_of(s: Snapshot, hardware_class: HardwareClass) -> list[Node]:
     """Nodes that match, in name order."""
     return sorted((n for n in s.nodes if matches(hardware_class, n)), key=lambda n: n.name)
+
+
+def devices_of(s: Snapshot, hardware_class: HardwareClass) -> list[Observation]:
+    """What is known of the class's devices, each kind once, by fingerprint."""
+    found = {o.id: o for node in nodes_of(s, hardware_class) if (o := observation(s, hardware_class, node)) is not None}
+    return [found[fingerprint] for fingerprint in sorted(found)]
 
 
 def observation(s: Snapshot, hardware_class: HardwareClass, node: Node) -> Observation | None:
@@ -202,13 +208,46 @@ class Prepared:
     events: tuple[Event, ...] = ()
     start: str = ""
     number: int = 0
-    variants: tuple[Variant, ...] = ()
+    needs: tuple[Need, ...] = ()
+    """What the Job makes."""
     running: Job | None = None
     wake_at: float | None = None
+    idle: bool = False
+    """Nothing can be prepared, because no device is known that could run anything of what is asked."""
+    refused: tuple[Problem, ...] = ()
+    """Devices that can't."""
 
 
-def prepare(s: Snapshot, needs: tuple[Variant, ...], now: float) -> Prepared:
-    """`needs`: variants that what is resolved already lacks; the rest goes on meanwhile."""
+def _first_needs(s: Snapshot) -> tuple[tuple[Need, ...], tuple[Problem, ...]]:
+    """What the devices that are known need, and those that can run nothing of what is asked."""
+    needs: list[Need] = []
+    refused: list[Problem] = []
+    for hardware_class in targets(s):
+        # what runs in ONNX Runtime is prepared before anything is probed
+        for facts, summary in [(o.facts, o.summary) for o in devices_of(s, hardware_class)] or [({}, "")]:
+            found = requests.first_needs(s.spec, hardware_class, facts)
+            needs += found
+            if not found and (why := requests.refusals(s.spec, hardware_class, facts)):
+                refused.append(Problem(_reason_of(why), _nothing_for(hardware_class, summary, why), stalled=True))
+    return tuple(needs), tuple(refused)
+
+
+def _nothing_for(hardware_class: HardwareClass, summary: str, why: Mapping[str, str]) -> str:
+    """`why`: by variant."""
+    device = f" for {summary}" if summary else ""
+    return f"{hardware_class.name}: no variant could be prepared{device}: " + "; ".join(
+        f"{variant}: {text}" for variant, text in why.items()
+    )
+
+
+def _reason_of(why: Mapping[str, str]) -> str:
+    """The one reason for which every variant was refused, before prepare looked at the model."""
+    reasons = {text.partition(":")[0] for text in why.values()}
+    return reasons.pop() if len(reasons) == 1 and reasons <= {"PrecisionNotSupported", "ReleaseNotSupported"} else "NothingPrepared"
+
+
+def prepare(s: Snapshot, needs: tuple[Need, ...], now: float) -> Prepared:
+    """`needs`: what is lacking in what is resolved already; the rest goes on meanwhile."""
     assert s.store is not None
     inputs = requests.inputs_key(s.spec, s.store, s.annotations.get(labels.REFRESH, ""))
     jobs = [j for j in s.jobs if j.role == "prepare"]
@@ -220,9 +259,16 @@ def prepare(s: Snapshot, needs: tuple[Variant, ...], now: float) -> Prepared:
     pinned = s.status.resolved if s.status.resolved is not None and s.status.resolved.inputs_key == inputs else None
     if pinned is not None and not needs:
         return Prepared(s.status.prepare_inputs_key or inputs, pinned, s.status.prepare, outdated)
-    variants = needs if pinned is not None else requests.first_variants(s.spec)
-    key = f"{inputs}.{short_hash(*(v.id for v in needs))}" if pinned is not None else inputs
     state = s.status.prepare
+    refused: tuple[Problem, ...] = ()
+    if pinned is None:
+        needs, refused = _first_needs(s)
+        if not needs:
+            return Prepared(inputs, None, state, outdated, idle=True, refused=refused)
+    needs = requests.together(needs)
+    key = f"{inputs}.{short_hash(*(need.id for need in needs))}" if pinned is not None else inputs
+    if pinned is not None and (other := _other_needs(s, pinned, [j for j in jobs if j.inputs_key.startswith(f"{inputs}.")], key, now)):
+        return replace(other, actions=outdated)
     if s.status.prepare_inputs_key not in ("", key):
         state = retry.reset(state)  # a failure of other inputs says nothing of these
     if s.annotations.get(labels.RETRY, "") not in ("", s.status.retry_token):
@@ -236,14 +282,28 @@ def prepare(s: Snapshot, needs: tuple[Variant, ...], now: float) -> Prepared:
         events = (Event("PrepareStarted", f"Job {found.start} prepares the model (attempt {found.number})."),)
     if isinstance(found.report, PrepareReport):
         now_pinned = requests.with_more(pinned, found.report) if pinned is not None else requests.resolved(key, found.report)
-        how = "found in the store" if found.report.reused else f"done in {found.report.seconds or '?'} s"
-        what = ", ".join(v.id for v in variants)
-        return Prepared(
-            key, now_pinned, found.state, outdated, (Event("Prepared", f"Model {now_pinned.model[:19]}… prepared as {what}: {how}."),)
-        )
+        return Prepared(key, now_pinned, found.state, outdated, (_prepared_event(found.report),))
     if found.failed is not None:
         events = (Event(found.failed.reason, f"Prepare failed: {found.failed.message}", warning=True),)
-    return Prepared(key, pinned, found.state, outdated, events, found.start, found.number, variants, found.running, found.wake_at)
+    return Prepared(key, pinned, found.state, outdated, events, found.start, found.number, needs, found.running, found.wake_at)
+
+
+def _other_needs(s: Snapshot, pinned: Resolved, jobs: list[Job], key: str, now: float) -> Prepared | None:
+    """A Job for what was needed a moment ago: its end is awaited and its report taken, whatever else is needed by now."""
+    for job in sorted(jobs, key=lambda j: j.name):
+        if job.inputs_key == key:
+            continue
+        if job.active and not job.deleting and not _is_lost(s, job.node, now):
+            return Prepared(job.inputs_key, pinned, s.status.prepare, running=job, wake_at=_lost_at(s, job.node))
+        if isinstance(job.report, PrepareReport) and requests.has_more(pinned, job.report):
+            state = retry.after_success(s.status.prepare, job.name)
+            return Prepared(job.inputs_key, requests.with_more(pinned, job.report), state, events=(_prepared_event(job.report),))
+    return None
+
+
+def _prepared_event(report: PrepareReport) -> Event:
+    how = "found in the store" if report.reused else f"done in {report.seconds or '?'} s"
+    return Event("Prepared", f"Model {report.model[:19]}… prepared as {', '.join(requests.names_of(report))}: {how}.")
 
 
 # ---- builds ----
@@ -264,12 +324,15 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Unbuildable:
-    """A fingerprint for which no variant could be prepared."""
+class Unbuilt:
+    """A fingerprint for which there is nothing to build: `waits` for prepare, else no variant could be prepared."""
 
     hardware_class: HardwareClass
-    summary: str
+    observation: Observation
+    nodes: tuple[str, ...]
+    reason: str
     message: str
+    waits: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,9 +345,9 @@ class BuildStage:
     """All that were tried and are being tried."""
     ladders: Mapping[str, Ladder[Wanted]] = field(default_factory=dict)
     """By EngineBuild name of `wanted`."""
-    needs: tuple[Variant, ...] = ()
-    """Variants that prepare has to make."""
-    unbuildable: tuple[Unbuildable, ...] = ()
+    needs: tuple[Need, ...] = ()
+    """What prepare has to make."""
+    unbuilt: tuple[Unbuilt, ...] = ()
     statuses: Mapping[str, EngineBuildStatus] = field(default_factory=dict)
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
@@ -313,9 +376,8 @@ class _Fingerprint:
             s.spec,
             s.store,
             self.pinned,
-            backend=hardware_class.spec.backend,
-            provider=hardware_class.spec.execution_provider,
-            fingerprint=self.fingerprint,
+            hardware_class=hardware_class,
+            fingerprint_id=self.fingerprint,
             facts=o.facts,
             variant=variant,
         )
@@ -323,7 +385,7 @@ class _Fingerprint:
         spec = EngineBuildSpec.model_validate(
             {
                 "modelDeployment": s.name,
-                "revision": requests.revision(s.spec, self.pinned),
+                "revision": requests.revision(s.spec, self.pinned, hardware_class.spec.backend),
                 "class": hardware_class.name,
                 "image": hardware_class.spec.runtime.image,
                 "imageDigest": o.image_digest,
@@ -339,6 +401,28 @@ class _Fingerprint:
             }
         )
         return Wanted(name, hardware_class, self.fingerprint, o.summary, o.image_digest, self.nodes, spec, variant)
+
+    def made(self) -> dict[str, str]:
+        """Variant id → why there is none for this device, "" where there is."""
+        refused = requests.refusals(self.s.spec, self.hardware_class, self.observation.facts)
+        return requests.made(self.pinned, self.flavour) | refused
+
+    @property
+    def flavour(self) -> str | None:
+        return requests.flavour(self.hardware_class, self.observation.facts)
+
+    def needs(self, variant: Variant | None) -> tuple[Need, ...]:
+        flavour = self.flavour
+        return requests.needed(self.s.spec, flavour, variant, self.made()) if variant is not None and flavour is not None else ()
+
+    def unbuilt(self, ladder: Ladder[Wanted]) -> Unbuilt:
+        why = {rung.variant.id: rung.message for rung in ladder.rungs}
+        if ladder.needs is not None:
+            tried = "".join(f"; {variant}: {text}" for variant, text in why.items())
+            message = f"{self.hardware_class.name}: {ladder.needs.id} is prepared for {self.observation.summary}{tried}"
+            return Unbuilt(self.hardware_class, self.observation, self.nodes, "Preparing", message, waits=True)
+        message = _nothing_for(self.hardware_class, self.observation.summary, why)
+        return Unbuilt(self.hardware_class, self.observation, self.nodes, _reason_of(why), message, waits=False)
 
 
 def _fingerprints(s: Snapshot, pinned: Resolved) -> list[_Fingerprint]:
@@ -361,10 +445,10 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
     known = _fingerprints(s, pinned)
     present = {b.name: b for b in s.builds if not b.deleting}
     serving = frozenset(w.build for w in s.workloads if not w.deleting)
-    order, made = requests.ladder(s.spec), requests.made(pinned)
+    order = requests.ladder(s.spec)
     # climbed twice, with what was known before and after this pass; an engine's spec is put together once
-    wants = [cache(one.want) for one in known]
-    before = [climb(order, made, want, {b.name: b.status for b in present.values()}, serving) for want in wants]
+    wants = [(one.made(), cache(one.want)) for one in known]
+    before = [climb(order, made, want, {b.name: b.status for b in present.values()}, serving) for made, want in wants]
     wanted = [rung.want for ladder in before for rung in ladder.rungs if rung.want is not None]
     # two classes that share hardware, image and gate want the same engine: one Job builds, the other adopts after it
     busy: set[str] = {j.build for j in s.jobs if j.role == "build" and j.active}
@@ -409,19 +493,15 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
         statuses[want.name] = status
         if status != build.status:
             actions.append(WriteBuildStatus(want.name, status.to_json_dict()))
-    ladders = [climb(order, made, want, statuses, serving) for want in wants]
+    ladders = [climb(order, made, want, statuses, serving) for made, want in wants]
     current = {ladder.current.want.name: (ladder, ladder.current.want) for ladder in ladders if ladder.current and ladder.current.want}
     return BuildStage(
         wanted=tuple(want for _, want in current.values()),
         passed={r.want.name: r.status for ladder in ladders if (r := ladder.chosen) and r.want is not None and r.status is not None},
         every=tuple(rung.want for ladder in ladders for rung in ladder.rungs if rung.want is not None),
         ladders={name: ladder for name, (ladder, _) in current.items()},
-        needs=tuple(dict.fromkeys(ladder.needs for ladder in ladders if ladder.needs is not None)),
-        unbuildable=tuple(
-            Unbuildable(one.hardware_class, one.observation.summary, "; ".join(f"{r.variant.id}: {r.message}" for r in ladder.rungs))
-            for one, ladder in zip(known, ladders, strict=True)
-            if ladder.current is None and ladder.needs is None
-        ),
+        needs=tuple(dict.fromkeys(need for one, ladder in zip(known, ladders, strict=True) for need in one.needs(ladder.needs))),
+        unbuilt=tuple(one.unbuilt(ladder) for one, ladder in zip(known, ladders, strict=True) if ladder.current is None),
         statuses=statuses,
         actions=tuple(actions),
         events=tuple(events),

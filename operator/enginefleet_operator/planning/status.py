@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from enginefleet_api.keys import ignored_settings
 from enginefleet_api.resources import (
     Attempted,
     ClassStatus,
@@ -64,7 +65,7 @@ def model_status(
     ready = sum(c.nodes.ready for c in classes)
     updated = sum(c.nodes.updated for c in classes)
     reachable = total - sum(c.nodes.unreachable for c in classes)
-    wanted, passed = len(stage.wanted), len(stage.passed)
+    wanted, passed = len(stage.wanted) + len(stage.unbuilt), len(stage.passed)
     say = _conditions(s, problems, prepared, stage, served, reachable, ready)
     resolved = prepared.resolved if prepared is not None and prepared.resolved is not None else s.status.resolved
     revision = stage.wanted[0].spec.revision if stage.wanted else s.status.revision
@@ -111,7 +112,12 @@ def _conditions(
         declared = (
             "; runtimeCheck Declare: the runtime of the serving image is not checked" if s.spec.serving.runtime_check == "Declare" else ""
         )
-        ready_say = Say(True, "Serving", f"{ready} of {reachable} reachable nodes serve the current release{metric}{declared}.")
+        ignored = "".join(
+            f"; {c.name} makes no use of spec.build {', '.join(names)}"
+            for c in targets(s)
+            if (names := ignored_settings(s.spec.build, c.spec.backend))
+        )
+        ready_say = Say(True, "Serving", f"{ready} of {reachable} reachable nodes serve the current release{metric}{declared}{ignored}.")
     else:
         ready_say = Say(False, first.reason, first.message)
     is_prepared = prepared is not None and prepared.resolved is not None
@@ -119,7 +125,8 @@ def _conditions(
     build_wait = next((w for w in wait if w.stage == "build"), None)
     rollout_wait = next((w for w in wait if w.stage == "rollout"), None)
     stale = [n for c in served.classes for n in c.nodes if rollout.classify(n) is State.STALE]
-    engines = bool(stage.wanted) and len(stage.passed) == len(stage.wanted)
+    every = len(stage.wanted) + len(stage.unbuilt)
+    engines = bool(stage.wanted) and len(stage.passed) == every
     return {
         "Ready": ready_say,
         "Reconciling": Say(
@@ -135,12 +142,12 @@ def _conditions(
             prepare_wait.reason if prepare_wait else "Blocked",
             prepare_wait.message if prepare_wait else (first.message if first else ""),
         ),
-        "EnginesReady": Say(True, "AllPassed", f"{len(stage.passed)} of {len(stage.wanted)} engines passed the gate.")
+        "EnginesReady": Say(True, "AllPassed", f"{len(stage.passed)} of {every} engines passed the gate.")
         if engines
         else Say(
             False,
             build_wait.reason if build_wait else "Waiting",
-            build_wait.message if build_wait else f"{len(stage.passed)} of {len(stage.wanted)} engines passed.",
+            build_wait.message if build_wait else f"{len(stage.passed)} of {every} engines passed.",
         ),
         "RolledOut": Say(
             first is None,
@@ -190,6 +197,10 @@ def _waits(s: Snapshot, problems: tuple[Problem, ...], prepared: Prepared | None
     refused = [Wait("rollout", *s.refused)] if s.refused is not None else []
     if prepared.resolved is None:
         empty = [] if any(nodes_of(s, c) for c in targets(s)) else [_no_nodes(c) for c in targets(s)]
+        if prepared.idle:
+            # no device is known yet, or none can do it
+            cannot = [Wait("prepare", p.reason, p.message, p.stalled) for p in prepared.refused]
+            return [*refused, *empty, *cannot, *_unknown_waits(s)] or [Wait("prepare", "FingerprintUnknown", "No device is known yet.")]
         return [*refused, *empty, _prepare_wait(prepared)]
     found: list[Wait] = refused
     ready = {n.name for n in s.nodes if n.ready}
@@ -216,20 +227,14 @@ def _waits(s: Snapshot, problems: tuple[Problem, ...], prepared: Prepared | None
             reason, separator, _ = status.message.partition(": ")
             named = status.phase == "Waiting" and separator and reason.isalnum()
             found.append(Wait("build", reason if named else "Building", where + (status.message or "building")))
-    found += [
-        Wait(
-            "build", "NothingPrepared", f"{u.hardware_class.name}: no variant could be prepared for {u.summary}: {u.message}", stalled=True
-        )
-        for u in stage.unbuildable
-    ]
-    for hardware_class in targets(s):
-        nodes = nodes_of(s, hardware_class)
-        if not nodes:
-            found.append(_no_nodes(hardware_class))
-            continue
-        unknown = [n.name for n in nodes if n.ready and observation(s, hardware_class, n) is None]
-        if unknown:
-            found.append(Wait("build", "FingerprintUnknown", _unknown(s, hardware_class.name, unknown)))
+    for unbuilt in stage.unbuilt:
+        if not unbuilt.waits:
+            found.append(Wait("build", unbuilt.reason, unbuilt.message, stalled=True))
+        elif ready.intersection(unbuilt.nodes):
+            wait = _prepare_wait(prepared)
+            found.append(Wait("build", wait.reason, f"{unbuilt.message}: {wait.message}", wait.stalled))
+    found += [_no_nodes(c) for c in targets(s) if not nodes_of(s, c)]
+    found += _unknown_waits(s)
     for c in served.classes:
         moving = [n for n in c.nodes if n.reachable and rollout.classify(n) is not State.READY and n.target]
         if not moving:
@@ -248,6 +253,16 @@ def _waits(s: Snapshot, problems: tuple[Problem, ...], prepared: Prepared | None
                     f"{c.hardware_class.name}: {done} of {len(c.nodes)} nodes are done" + (f"; {c.held}." if c.held else "."),
                 )
             )
+    return found
+
+
+def _unknown_waits(s: Snapshot) -> list[Wait]:
+    """Classes with nodes that are there and not known yet."""
+    found: list[Wait] = []
+    for hardware_class in targets(s):
+        unknown = [n.name for n in nodes_of(s, hardware_class) if n.ready and observation(s, hardware_class, n) is None]
+        if unknown:
+            found.append(Wait("build", "FingerprintUnknown", _unknown(s, hardware_class.name, unknown)))
     return found
 
 
@@ -319,7 +334,14 @@ def _class_status(s: Snapshot, c: ClassRollout, stage: BuildStage) -> ClassStatu
                 message=status.message if status else "",
             )
         )
-    if not stage.wanted and old is not None:
+    for unbuilt in stage.unbuilt:
+        if unbuilt.hardware_class.name == c.hardware_class.name:
+            o = unbuilt.observation
+            state = "Waiting" if unbuilt.waits else "Failed"
+            fingerprints.append(
+                FingerprintStatus(id=o.id, summary=o.summary, nodes=len(unbuilt.nodes), state=state, message=unbuilt.message)
+            )
+    if not stage.wanted and not stage.unbuilt and old is not None:
         fingerprints = old.fingerprints  # nothing is known anew while prepare runs
     failing = [_trouble(s, n) for n in c.nodes if rollout.classify(n) in (State.FAILED, State.UNREACHABLE)]
     return ClassStatus(

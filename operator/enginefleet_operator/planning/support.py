@@ -5,28 +5,29 @@ Each rule is (field, why); the list gets shorter with every release.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
+from enginefleet_api.flavours import FLAVOURS_OF, PRECISIONS, TENSORRT_10
+from enginefleet_api.keys import ignored_settings
 from enginefleet_api.resources import EngineStoreSpec, HardwareClassSpec, ModelDeploymentSpec, Rollout
 
-PRECISIONS = ("fp32", "fp16", "int8")
-"""What ONNX Runtime on a CPU runs."""
 
-
-def unsupported_model_deployment(spec: ModelDeploymentSpec) -> Iterator[str]:
-    if spec.precision not in ("auto", *PRECISIONS):
-        yield f"spec.precision {spec.precision}: write auto, {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}"
-    if unknown := [c for c in spec.auto.candidates if c not in PRECISIONS]:
-        yield f"spec.auto.candidates {', '.join(unknown)}: write some of {', '.join(PRECISIONS)}"
+def unsupported_model_deployment(spec: ModelDeploymentSpec, backends: Collection[str]) -> Iterator[str]:
+    """`backends`: of the target classes that are there. What only some of them can't do is said of each device: see requests.refusals."""
+    # of whatever release: a probe tells the rest
+    flavours = [flavour for backend in backends for flavour in FLAVOURS_OF[backend]]
+    known = [p for p in PRECISIONS[TENSORRT_10] if any(p in PRECISIONS[flavour] for flavour in flavours)]
+    if backends and spec.precision not in ("auto", *known):
+        yield f"spec.precision {spec.precision}: write auto, {', '.join(known[:-1])} or {known[-1]}"
+    if backends and (unknown := [c for c in spec.auto.candidates if c not in known]):
+        yield f"spec.auto.candidates {', '.join(unknown)}: write some of {', '.join(known)}"
     if any(target.hardware_class_selector is not None for target in spec.targets):
         yield "spec.targets[].hardwareClassSelector: name each class with hardwareClass"
-    build = spec.build
-    if build.dla is not None or build.plugins or build.tactic_sources or build.workspace != "auto" or build.optimization_level != 3:
-        yield "spec.build: only threads is used by the ONNX Runtime backend; leave workspace, optimizationLevel, dla, plugins and tacticSources out"
+    ignored = [set(ignored_settings(spec.build, backend)) for backend in backends]
+    if nobody := sorted(set.intersection(*ignored)) if ignored else []:
+        yield f"spec.build: no target class has a use for {', '.join(nobody)}; leave it out"
     if spec.serving.mode != "DaemonSet":
         yield f"spec.serving.mode {spec.serving.mode}: write DaemonSet"
-    if spec.serving.layout != "plain":
-        yield f"spec.serving.layout {spec.serving.layout}: write plain"
     yield from unsupported_rollout(spec.rollout)
 
 
@@ -42,18 +43,16 @@ def unsupported_rollout(rollout: Rollout) -> Iterator[str]:
 
 
 def unsupported_class(spec: HardwareClassSpec) -> Iterator[str]:
-    if spec.backend != "onnxruntime":
-        yield f"spec.backend {spec.backend}: write onnxruntime"
     if spec.execution_provider == "CoreML":
         yield "spec.executionProvider CoreML: it runs on macOS, and no node of Kubernetes does; build by hand there, or write another one"
     if spec.runtime.candidate_image:
         yield "spec.runtime.candidateImage: leave it out"
     if spec.builds.windows or spec.builds.when_busy != "Wait" or spec.builds.max_concurrent != 1:
         yield "spec.builds: leave windows out, whenBusy Wait and maxConcurrent 1"
-    if spec.builds.memory_reserve != "1Gi":
-        yield f"spec.builds.memoryReserve {spec.builds.memory_reserve}: only GPU backends will use it; leave it out"
-    if spec.runtime.python != "python3":
-        yield f"spec.runtime.python {spec.runtime.python}: only GPU backends will use it; leave it out"
+    if spec.backend == "onnxruntime" and spec.builds.memory_reserve != "1Gi":
+        yield f"spec.builds.memoryReserve {spec.builds.memory_reserve}: only TensorRT has a use for it; leave it out"
+    if spec.backend == "onnxruntime" and spec.runtime.python != "python3":
+        yield f"spec.runtime.python {spec.runtime.python}: only TensorRT has a use for it; leave it out"
     if spec.prepare.mode != "Local":
         yield f"spec.prepare.mode {spec.prepare.mode}: write Local"
     if spec.on_version_change != "Rebuild":

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from enginefleet_api.jobs import BuildRequest, FetchRequest, ProbeRequest, RuntimeCheckRequest
+from enginefleet_api.jobs import BuildRequest, FetchRequest, PreflightTarget, ProbeRequest, RuntimeCheckRequest
 from enginefleet_api.resources import API_VERSION
 
 from .. import labels
 from ..planning import requests
 from ..planning.model import CreateBuild, CreateService, CreateWorkload, HardwareClass, Snapshot, StartBuild, StartPrepare, StartProbe
-from ..planning.stages import targets
+from ..planning.stages import devices_of, nodes_of, targets
 from ..planning.templates import CACHE, ENGINE, FETCH, NO_TOKEN, RUNTIME_CHECK, SCRATCH
 from . import pods
 
@@ -32,15 +32,15 @@ def _labels(s: Snapshot, role: str, **more: str) -> dict[str, str]:
 def prepare_job(s: Snapshot, action: StartPrepare) -> dict[str, Any]:
     """Runs on any node that the class's prepare.nodeSelector (else its nodeSelector) fits, in the prepare image of the class or operator."""
     assert s.store is not None
-    hardware_class = targets(s)[0]
+    hardware_class = _prepares(s)
     runtime, settings = hardware_class.spec.runtime, hardware_class.spec.prepare
-    request = requests.prepare_request(s.namespace, s.name, s.spec, s.store, f"{s.uid}/{action.job}", action.variants)
+    request = requests.prepare_request(s.namespace, s.name, s.spec, s.store, f"{s.uid}/{action.job}", action.needs)
     if action.pinned is not None:
         request = requests.more_request(request, action.pinned)
     request = request.model_copy(
         update={
             "timeout_seconds": PREPARE_DEADLINE - MARGIN,
-            "targets": requests.preflight_targets(s.spec, targets(s)),
+            "targets": _preflight_targets(s, request.flavours),
             "batch_sizes": s.spec.benchmark.batch_sizes,
         }
     )
@@ -64,6 +64,26 @@ def prepare_job(s: Snapshot, action: StartPrepare) -> dict[str, Any]:
         deadline=PREPARE_DEADLINE,
         ttl=s.settings.job_ttl,
     )
+
+
+def _prepares(s: Snapshot) -> HardwareClass:
+    """The class on whose nodes models are prepared: one that has nodes to do it, rather without a GPU, which others wait for."""
+
+    def rank(one: HardwareClass) -> tuple[bool, bool]:
+        return not (one.spec.prepare.node_selector or nodes_of(s, one)), one.runs_on_gpu
+
+    return min(targets(s), key=rank)
+
+
+def _preflight_targets(s: Snapshot, flavours: list[str]) -> list[PreflightTarget]:
+    """Devices that get what is made now, and those of which nothing is known: others have another Job, which may be refused for itself."""
+    found: list[PreflightTarget] = []
+    for hardware_class in targets(s):
+        facts = [o.facts for o in devices_of(s, hardware_class)]
+        mine = [one for one in facts if requests.flavour(hardware_class, one) in flavours]
+        if mine or (not facts and requests.flavour(hardware_class, {}) in (None, *flavours)):
+            found += requests.preflight_targets(s.spec, hardware_class, mine)
+    return found
 
 
 def engine_build(s: Snapshot, action: CreateBuild) -> dict[str, Any]:
@@ -224,6 +244,8 @@ def _init_containers(s: Snapshot, action: CreateWorkload, image: str, pod: dict[
         facts=dict(spec.request["facts"]),
         store=requests.store_ref(s.store),
         engine_path=path,
+        layout=s.spec.serving.layout,
+        model_name=s.name,
         cache_path="/cache",
         preprocessing=s.spec.preprocessing,
     )
@@ -285,6 +307,7 @@ def _reference_server(s: Snapshot, hardware_class: HardwareClass, image: str) ->
                 "env": [
                     {"name": "ENGINEFLEET_MODEL_NAME", "value": s.name},
                     {"name": "ENGINEFLEET_ENGINE_PATH", "value": s.spec.serving.engine_path},
+                    {"name": "ENGINEFLEET_PYTHON", "value": hardware_class.spec.runtime.python},
                     {"name": "ENGINEFLEET_PORT", "value": str(SERVE_PORT)},
                     {"name": "HOME", "value": "/tmp"},
                 ],

@@ -49,8 +49,8 @@ def play(s: Snapshot, answers: Mapping[str, tuple[Answer, str]], failures: Mappi
         s = w.apply(s, plan)
         start = next((a for a in plan.actions if isinstance(a, StartPrepare)), None)
         if start is not None:
-            made += [v.id for v in start.variants]
-            s = w.end_job(s, "prepare", report=report(start.variants, failures or {}))
+            made += [n.id for n in start.needs]
+            s = w.end_job(s, "prepare", report=report(tuple(n.variant for n in start.needs), failures or {}))
             continue
         running = {j.build for j in s.jobs if j.active and j.role == "build"}
         build = next((b for b in s.builds if b.name in running), None)
@@ -70,7 +70,7 @@ PASS, FAIL, UNKNOWN = Answer.PASS, Answer.FAIL, Answer.INCONCLUSIVE
 
 def test_the_first_prepare_makes_the_top_of_the_ladder_and_fp32_to_measure_against() -> None:
     start = w.first(decide(auto(), w.NOW), StartPrepare)
-    assert [v.id for v in start.variants] == ["int8-entropy", "fp32"]
+    assert [n.id for n in start.needs] == ["int8-entropy", "fp32"]
 
 
 def test_int8_that_passes_is_what_serves_and_nothing_else_is_built() -> None:
@@ -158,14 +158,14 @@ def test_a_transient_failure_of_a_further_prepare_leaves_what_is_resolved() -> N
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_one_precision_by_name_needs_no_partner(precision: str) -> None:
     start = w.first(decide(w.fleet(spec=w.spec(precision=precision)), w.NOW), StartPrepare) if precision == "fp32" else None
-    assert start is None or [v.id for v in start.variants] == [precision]
+    assert start is None or [n.id for n in start.needs] == [precision]
 
 
 def test_a_speed_up_that_is_asked_for_brings_its_partner() -> None:
     spec = w.spec(precision="int8", calibration=CALIBRATION, benchmark={"acceptance": {"minSpeedup": "1.2"}})
     s = w.fleet(spec=spec)
     start = w.first(decide(s, w.NOW), StartPrepare)
-    assert [v.id for v in start.variants] == ["int8-entropy", "fp32"]
+    assert [n.id for n in start.needs] == ["int8-entropy", "fp32"]
 
 
 def test_prepare_is_told_for_which_runtimes_it_checks_the_model() -> None:
@@ -184,11 +184,11 @@ def test_a_further_variant_is_prepared_without_the_validation_set_whose_baseline
     start = w.first(decide(s, w.NOW), StartPrepare)
     assert s.store is not None
     assert start.pinned is not None
-    asked = requests.more_request(requests.prepare_request("vision", "m", s.spec, s.store, "holder", start.variants), start.pinned)
+    asked = requests.more_request(requests.prepare_request("vision", "m", s.spec, s.store, "holder", start.needs), start.pinned)
     assert (asked.validation, asked.validation_source) == (None, None)
     assert asked.model.digest == start.pinned.model
     assert asked.calibration_source is not None
     assert asked.calibration_source.digest == start.pinned.calibration
     # and the report, which knows of no baseline, takes none away
-    said = report(start.variants, {}).model_copy(update={"baseline_key": None, "baseline": None, "validation": None})
+    said = report(tuple(n.variant for n in start.needs), {}).model_copy(update={"baseline_key": None, "baseline": None, "validation": None})
     assert requests.with_more(start.pinned, said).baseline_key == start.pinned.baseline_key

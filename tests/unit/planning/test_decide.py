@@ -241,7 +241,6 @@ def test_an_engine_lost_from_the_store_is_built_again() -> None:
         ({"spec": w.spec(precision="bf16")}, "NotYetSupported", "bf16"),
         ({"spec": w.spec(rollout={"steps": ["10%"]})}, "NotYetSupported", "spec.rollout.steps"),
         ({"spec": w.spec(serving={"mode": "Deployment"})}, "NotYetSupported", "Deployment"),
-        ({"classes": {"cpu": w.hardware_class(backend="tensorrt")}}, "NotYetSupported", "tensorrt"),
         ({"classes": {"cpu": w.hardware_class(executionProvider="CoreML")}}, "NotYetSupported", "CoreML"),
     ],
 )
