@@ -166,6 +166,8 @@ class BuildRequest(Contract):
     context: dict[str, Any] = Field(default_factory=dict)
     timeout_seconds: int = 3600
     claim_seconds: int = 120
+    memory_reserve: str = ""
+    """Memory, as a quantity, that a build by TensorRT leaves free on the node: below it the build ends by itself. Empty: no limit."""
 
 
 class BuildReport(Contract):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from enginefleet_api.base import quantity
 from enginefleet_api.documents import TensorSpec
 from enginefleet_api.errors import EngineFleetError, EnvironmentFault, PermanentError, TransientFault
 
@@ -32,7 +33,6 @@ MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 TITLES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT for RTX"}
 MEMINFO = Path("/proc/meminfo")
 LOG_LINES = 20_000
-UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 class Worker(Child):
@@ -319,8 +319,7 @@ def parser_opset(library: str) -> int | None:
 
 def workspace_bytes(text: str) -> int | None:
     """Bytes of a quantity like 2Gi; None for auto."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(k|M|G|T|Ki|Mi|Gi|Ti)?", text)
-    return int(float(match[1]) * UNITS[match[2] or ""]) if match else None
+    return None if text == "auto" else int(quantity(text))
 
 
 def memory_available(meminfo: Path = MEMINFO) -> int | None:
