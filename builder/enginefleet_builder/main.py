@@ -7,6 +7,7 @@ Commands import what they need when they run: `fetch` starts in every serving po
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from enginefleet_api.errors import EngineFleetError
-from enginefleet_api.jobs import BuildRequest, FetchRequest, PrepareRequest, ProbeRequest, RuntimeCheckRequest, StoreRef
+from enginefleet_api.jobs import REQUEST_VARIABLE, BuildRequest, FetchRequest, PrepareRequest, ProbeRequest, RuntimeCheckRequest, StoreRef
 
 from . import by_hand, shell
 from .io import Progress, failed, termination_log, write_termination
@@ -258,17 +259,18 @@ def report(
 def probe(
     request: RequestFile = None,
     as_json: AsJson = False,
-    backend: Annotated[str | None, typer.Option(help="onnxruntime")] = None,
+    backend: Annotated[str | None, typer.Option(help="onnxruntime, tensorrt or tensorrt-rtx; by default all that are here.")] = None,
     provider: Provider = "CPU",
+    python: Annotated[str, typer.Option(help="The interpreter that owns the bindings of TensorRT.")] = "python3",
 ) -> None:
-    """Say which runtime this image loads and what this pod sees of the host."""
-    hand = None if backend is None else {"backend": backend, "executionProvider": provider}
-    wanted = _request(ProbeRequest, request, hand, as_json)
+    """Say what this machine is: its fingerprint under each runtime that is here, what of it is unknown, and how the GPU is at this moment."""
+    in_job = backend is None and (request is not None or REQUEST_VARIABLE in os.environ)
+    wanted = _request(ProbeRequest, request, None, as_json) if in_job else None
 
     def work(progress: Progress) -> Any:
-        from .probe import probe as job
+        from . import probe as job
 
-        return job(wanted, progress)
+        return job.by_hand(backend, provider, python, progress) if wanted is None else job.probe(wanted, progress)
 
     _done(shell.run(work, timeout_seconds=120, as_json=as_json))
 

@@ -1,4 +1,4 @@
-"""What a pod can say of itself: the runtime that it loads, and the host as the pod sees it."""
+"""What a pod can say of itself: the runtime that it loads, the GPUs that CUDA finds, and the host as the pod sees it."""
 
 from __future__ import annotations
 
@@ -7,24 +7,85 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from enginefleet_api import fingerprint
-from enginefleet_api.errors import EnvironmentFault, PermanentError
+from enginefleet_api import fingerprint, hostfiles
+from enginefleet_api.errors import EngineFleetError, EnvironmentFault, PermanentError
 from enginefleet_api.jobs import ProbeReport, ProbeRequest
 
+from . import device
 from .backends import openvino
 from .backends.providers import PROVIDERS
+from .device.files import HostFiles
 from .io import Progress
 
-CPUINFO = Path("/proc/cpuinfo")
+MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
+"""Bindings by backend, under the interpreter that a HardwareClass names."""
 
 
 def probe(request: ProbeRequest, progress: Progress) -> ProbeReport:
-    """Raises EnvironmentFault `RuntimeMissing`, `ExecutionProviderMissing`; PermanentError `BackendUnknown`."""
+    """Raises EnvironmentFault `NoGPU`, `RuntimeMissing`, `ExecutionProviderMissing`; PermanentError `BackendUnknown`."""
     progress(f"probe {request.backend}")
-    if request.backend != "onnxruntime":
-        hint = "Use a HardwareClass with backend onnxruntime, or a builder image that has this backend."
-        raise PermanentError("BackendUnknown", f"this builder cannot probe {request.backend!r}, only onnxruntime.", hint)
-    return ProbeReport(runtime=onnxruntime_facts(request.execution_provider), host=host_facts())
+    runtime = runtime_facts(request.backend, request.execution_provider, request.python)
+    return ProbeReport(runtime=runtime, host=host_facts(), context=device.context() if fingerprint.runs_on_gpu(runtime) else {})
+
+
+def runtime_facts(backend: str, execution_provider: str, python: str, *, cross: str | None = None) -> dict[str, Any]:
+    """What the loaded library says of itself, and the GPUs where it runs on one; see fingerprint.combine.
+
+    `python`: the interpreter that owns TensorRT's bindings. `cross`: see device.facts.
+    """
+    if backend in MODULES:
+        return device.facts(python, MODULES[backend], cross=cross)
+    if backend != "onnxruntime":
+        hint = "Use a HardwareClass with another backend, or a builder image that has this one."
+        raise PermanentError("BackendUnknown", f"this builder knows no backend {backend!r}.", hint)
+    runtime = onnxruntime_facts(execution_provider)
+    return runtime | gpu_facts() if fingerprint.runs_on_gpu(runtime) else runtime
+
+
+def gpu_facts() -> dict[str, Any]:
+    """What ONNX Runtime's providers on a GPU hang on: {gpus, cudaMajor}, and jetson or simulated where they are. EnvironmentFault `NoGPU`."""
+    import onnxruntime
+
+    seen = device.cuda()
+    linked = str(getattr(onnxruntime, "cuda_version", "")).partition(".")[0]
+    found: dict[str, Any] = {"gpus": device.gpus(seen), "cudaMajor": int(linked) if linked.isdigit() else None}
+    if (jetson := hostfiles.jetson(HostFiles())) is not None:
+        found["jetson"] = jetson
+    if "simulated" in seen:
+        found["simulated"] = seen["simulated"]
+    return found
+
+
+def by_hand(backend: str | None, execution_provider: str, python: str, progress: Progress) -> dict[str, Any]:
+    """{host, now, runtimes: [{fingerprint, summary, unknown, facts}], missing: {backend: why}} of the machine that a person sits at.
+
+    Without a backend all are looked for, and what is not there is no failure.
+    """
+    host = host_facts()
+    runtimes, missing = [], {}
+    for name in (backend,) if backend is not None else ("onnxruntime", *MODULES):
+        progress(f"probe {name}")
+        try:
+            facts = fingerprint.combine(host, runtime_facts(name, execution_provider, python))
+        except EngineFleetError as error:
+            if backend is not None:
+                raise
+            missing[name] = f"{error.reason}: {error.message}"
+            continue
+        found = {"fingerprint": fingerprint.identify(facts), "summary": fingerprint.summary(facts)}
+        unknown = unknowns(facts)
+        runtimes.append(found | ({"unknown": unknown} if unknown else {}) | {"facts": facts})
+    context = hostfiles.context(HostFiles())
+    return {"runtimes": runtimes, "missing": missing, "host": host, "now": {**context, **device.context()}}
+
+
+def unknowns(facts: Any, path: str = "") -> list[str]:
+    """Paths of facts that are unknown: with one of them an engine is for this node only."""
+    if isinstance(facts, Mapping):
+        return [found for name, value in facts.items() for found in unknowns(value, f"{path}.{name}" if path else name)]
+    if isinstance(facts, list | tuple):
+        return [found for index, value in enumerate(facts) for found in unknowns(value, f"{path}[{index}]")]
+    return [path] if facts is None else []
 
 
 def onnxruntime_facts(execution_provider: str) -> dict[str, Any]:
@@ -42,16 +103,19 @@ def onnxruntime_facts(execution_provider: str) -> dict[str, Any]:
             f"ONNX Runtime {onnxruntime.__version__} has {', '.join(available)}, expected {provider.called if provider else execution_provider}.",
             "Use an image whose ONNX Runtime has it, or another executionProvider.",
         )
-    facts: dict[str, Any] = {"backend": "onnxruntime", "backendVersion": str(onnxruntime.__version__), "executionProvider": execution_provider}
+    facts: dict[str, Any] = {
+        "backend": "onnxruntime",
+        "backendVersion": str(onnxruntime.__version__),
+        "executionProvider": execution_provider,
+    }
     if execution_provider == "OpenVINO":
         facts["libraries"] = {"openvino": openvino.version(Path(onnxruntime.__file__).parent / "capi")}
     return facts
 
 
-def host_facts() -> dict[str, Any]:
-    """Hard facts of the host as far as a pod sees them; see fingerprint.host_facts."""
-    cpuinfo = CPUINFO.read_text(errors="replace") if CPUINFO.exists() else ""
-    return dict(fingerprint.host_facts(os=platform.system().lower(), machine=platform.machine(), cpuinfo=cpuinfo))
+def host_facts(files: HostFiles | None = None) -> dict[str, Any]:
+    """Hard facts of the host as far as a pod sees them; see hostfiles.observe."""
+    return dict(hostfiles.observe(files or HostFiles(), os=platform.system().lower(), machine=platform.machine()))
 
 
 def check_device(facts: Mapping[str, Any], seen: Mapping[str, Any]) -> None:
@@ -71,3 +135,24 @@ def check_device(facts: Mapping[str, Any], seen: Mapping[str, Any]) -> None:
     missing, more = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
     difference = "; ".join(text for text in (missing and "lacks " + ", ".join(missing), more and "has also " + ", ".join(more)) if text)
     raise EnvironmentFault("WrongDevice", f"the CPU here {difference}, compared with the one that the engine is for.", hint)
+
+
+def check_gpu(facts: Mapping[str, Any], seen: Mapping[str, Any]) -> None:
+    """Raise EnvironmentFault `WrongDevice` when the GPU of `facts` is not the first of those `seen` by CUDA here.
+
+    Unknown facts (null), on either side, are not compared. Nor is ECC: it can differ within a hardware group, and costs memory, not correctness.
+    """
+    wanted, found = fingerprint.first_gpu(facts), fingerprint.first_gpu(seen)
+    if wanted is None:
+        return
+    if found is None:
+        raise EnvironmentFault("NoGPU", "no GPU is seen here, and the engine is for one.", device.NO_GPU_HINT)
+    names = [name for name in ("name", "computeCapability", "sms") if wanted.get(name) is not None and found.get(name) is not None]
+    wrong = [name for name in (*names, "mig") if wanted.get(name) != found.get(name)]
+    if wrong:
+        words = {"name": "GPU", "computeCapability": "compute capability", "sms": "number of SMs", "mig": "MIG profile"}
+        differences = "; ".join(
+            f"{words[name]} is {found.get(name, 'none')} here, the engine is for {wanted.get(name, 'none')}" for name in wrong
+        )
+        hint = "The node's GPUs are unlike or were changed (MIG, power mode): give the class a resource of one kind, or wait for the next probe."
+        raise EnvironmentFault("WrongDevice", f"{differences}.", hint)

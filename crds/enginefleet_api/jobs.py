@@ -152,6 +152,8 @@ class BuildRequest(Contract):
     """The same model prepared in FP32: built in a temporary folder, measured in turns with the engine, never published."""
     backend: str
     execution_provider: str = "CPU"
+    python: str = "python3"
+    """The interpreter that owns the bindings of TensorRT."""
     recipe: dict[str, Any] = Field(default_factory=dict)
     fingerprint: str
     facts: dict[str, Any]
@@ -192,6 +194,8 @@ class ProbeRequest(Contract):
     kind: Literal["Probe"] = "Probe"
     backend: str
     execution_provider: str = "CPU"
+    python: str = "python3"
+    """The interpreter that owns the bindings of TensorRT."""
 
 
 class ProbeReport(Contract):
@@ -200,6 +204,8 @@ class ProbeReport(Contract):
     kind: Literal["Probe"] = "Probe"
     runtime: dict[str, Any]
     host: dict[str, Any] = Field(default_factory=dict)
+    context: dict[str, str] = Field(default_factory=dict)
+    """The GPU's driver, clocks and memory at that moment, for people."""
 
 
 class FetchRequest(Contract):
@@ -305,6 +311,8 @@ class Termination(Contract):
                 baseline = baseline.model_copy(update={"per_class": {}, "class_samples": {}, "per_group": {}, "group_samples": {}})
             prepared = report.prepared if lines > 3 else [item.model_copy(update={"exclude": {}}) for item in report.prepared]
             report = report.model_copy(update={"notes": cut(report.notes), "baseline": baseline, "prepared": prepared})
+        elif isinstance(report, ProbeReport):
+            report = report.model_copy(update={"context": {} if last else report.context})
         elif isinstance(report, BuildReport):
             changes = {"warnings": cut(report.warnings), "reasons": [clip(reason, width) for reason in report.reasons[: 4 if last else 8]]}
             if last:
