@@ -29,18 +29,23 @@ def separate_dimensions(model: ModelProto, profiles: Sequence[Mapping[str, Any]]
     TensorRT takes dimensions of one name for equal and refuses such a file while it builds; ONNX Runtime never minds. Exporters write `?` for all.
     """
     ranges = {str(item["name"]): item["profiles"] for item in profiles}
-    asked: dict[str, set[str]] = {}
     places: dict[str, list[tuple[str, int, Any]]] = {}
     for tensor in model.graph.input:
         for axis, dim in enumerate(tensor.type.tensor_type.shape.dim):
-            if not dim.dim_param:
-                continue
-            places.setdefault(dim.dim_param, []).append((tensor.name, axis, dim))
-            for given in ranges.get(tensor.name, []):
-                sizes = [given[name][axis] for name in ("min", "opt", "max") if axis < len(given[name])]
-                asked.setdefault(dim.dim_param, set()).add(str(sizes))
-    # several profiles give several ranges to a dimension that stands alone: that is no conflict
-    unlike = [name for name, found in places.items() if len(found) > 1 and len(asked.get(name, ())) > 1]
+            if dim.dim_param:
+                places.setdefault(dim.dim_param, []).append((tensor.name, axis, dim))
+
+    def sizes(tensor: str, axis: int, number: int) -> tuple[int, ...]:
+        """min, opt and max of one dimension in one profile; empty where none is given."""
+        given = ranges.get(tensor, [])[number:][:1]
+        return tuple(one[name][axis] for one in given for name in ("min", "opt", "max") if axis < len(one[name]))
+
+    count = max((len(given) for given in ranges.values()), default=0)
+    unlike = [
+        name
+        for name, found in places.items()
+        if any(len({sizes(tensor, axis, number) for tensor, axis, _ in found} - {()}) > 1 for number in range(count))
+    ]
     for name in unlike:
         for tensor, axis, dim in places[name]:
             dim.dim_param = f"{tensor}_d{axis}"

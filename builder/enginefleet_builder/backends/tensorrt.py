@@ -106,6 +106,9 @@ class Worker(Child):
 
     def _death(self) -> Exception:
         code = self._ended()
+        if missing := re.search(r"ModuleNotFoundError: No module named '(\w+)'", super().log()):
+            hint = "The worker needs NumPy under the interpreter that HardwareClass runtime.python names."
+            return EnvironmentFault("RuntimeMissing", f"the worker's interpreter has no module {missing[1]}.", hint)
         facts = {"exitCode": code, "oomKilled": oom_kills() > self._ooms, "memoryAvailable": memory_available()}
         return self._classified([line for line in self.log().splitlines() if line.strip()], self._doing, facts)
 

@@ -106,6 +106,7 @@ def build(trt, request, lines, say):
     profiles(builder, network, config, settings.get("profiles") or ())
     cache, warmed = use_cache(config, request.get("timing_cache"), lines)
     monitored = Monitored(lambda share, text: say("build", share, text))
+    say("build", None, "")
     if made.monitored:
         watching = monitor(trt, monitored)  # the config holds no reference
         config.progress_monitor = watching

@@ -32,7 +32,7 @@ static double now(void) {
 }
 
 size_t standin_held(void) { return held; }
-int cuInit(unsigned flags) { return flags; }
+int cuInit(unsigned flags) { return getenv("CUDA_STANDIN_NO_GPU") ? 100 : (int)flags; }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = 0; return device ? 101 : attribute < 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = &held; return device; }
