@@ -55,6 +55,8 @@ def jetson_state(files: HostFiles) -> Mapping[str, Any]:
     found["load"] = None if per_mille is None else per_mille // 10
     for zone in files.names("sys/class/thermal"):
         kind = (first_line(files.text(f"sys/class/thermal/{zone}/type")) or "").lower()
-        if kind.startswith("gpu") and (degrees := files.number(f"sys/class/thermal/{zone}/temp")) is not None:
+        degrees = files.number(f"sys/class/thermal/{zone}/temp") if kind.startswith("gpu") else None
+        # a sensor that is switched off says -256 °C
+        if degrees is not None and degrees > -100_000:
             found["temperature"] = degrees // 1000
     return {name: value for name, value in found.items() if value is not None}
