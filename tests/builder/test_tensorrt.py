@@ -23,6 +23,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from enginefleet_api.errors import EngineFleetError, EnvironmentFault, PermanentError, TransientFault
 from enginefleet_builder.backends import remedies
 from enginefleet_builder.backends.base import DeviceSession, TimingCaching
+from enginefleet_builder.backends.implicit import implicit, is_plain
 from enginefleet_builder.backends.model_facts import facts_of
 from enginefleet_builder.backends.registry import backend_for
 from enginefleet_builder.backends.tensorrt import TensorRt, memory_available, parser_opset, tensor_type, workspace_bytes
@@ -59,7 +60,7 @@ class Real(Double):
             self._fails = "build"
         return super()._build(network, config)
 
-double = Real("8.6.0", inputs=[Tensor("x", [-1, 3, 8, 8])], says=mode.get("says", ()), fails=mode.get("fails", ""))
+double = Real("8.6.0", inputs=[Tensor("x", [-1, 3, 8, 8])], says=mode.get("says", ()), fails=mode.get("fails", ""), dlas=mode.get("dlas", 0))
 globals().update({name: value for name, value in vars(double).items() if not name.startswith("_")})
 __version__ = "8.6.0"
 """
@@ -351,6 +352,37 @@ def test_dimensions_that_are_alike_keep_their_name() -> None:
         dim.dim_param = "side"
     several = [{"min": [1, 3, side, side], "opt": [1, 3, side, side], "max": [1, 3, side, side]} for side in (8, 16)]
     assert remedies.separate_dimensions(model, [{"name": "x", "profiles": several}]) == []
+
+
+# ---- a DLA ----
+
+
+def test_q_dq_nodes_become_scales_beside_the_network() -> None:
+    model = quantized(2)
+    plain_model, scales = implicit(model, Path())
+    assert is_plain(plain_model)
+    # what stands before a Relu gets the Relu's: TensorRT fuses the two
+    assert scales == pytest.approx({"x": 0.02, "conv1.relu": 0.02, "conv1.y": 0.02})
+    given = {"x": np.random.default_rng(1).random((2, 3, 8, 8), np.float32)}
+    assert 0 < np.abs(computed(model, given) - computed(plain_model, given)).max() < 0.1
+
+
+def test_int8_for_a_dla_goes_through_the_worker(python: str, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(quantized(), path)
+    recipe = RECIPE | {"precision": "int8", "dla": {"core": 0, "allowGpuFallback": True}}
+    monkeypatch.setenv("DOUBLE", json.dumps({"dlas": 1}))
+    built = TensorRt("tensorrt", python).build(path, recipe, work, Progress())
+    assert built.warnings == [
+        "DLA: the model's 3 scales were given beside a network without Q/DQ nodes.",
+        "DLA: 2 of 3 layers of the network may run there, the others on the GPU.",
+    ]
+    monkeypatch.setenv("DOUBLE", "{}")
+    with pytest.raises(EnvironmentFault, match="NoDLA"):
+        TensorRt("tensorrt", python).build(path, recipe, work, Progress())
+    onnx.save(plain(), path)
+    with pytest.raises(PermanentError, match="DlaScales"):
+        TensorRt("tensorrt", python).build(path, recipe, work, Progress())
 
 
 # ---- pure ----

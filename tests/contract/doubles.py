@@ -121,10 +121,12 @@ class Double(SimpleNamespace):
 
     asked: dict[str, Any]
 
-    def __init__(self, release: str, *, inputs: Sequence[Tensor] = (), says: Sequence[tuple[str, str]] = (), fails: str = "") -> None:
+    def __init__(
+        self, release: str, *, inputs: Sequence[Tensor] = (), says: Sequence[tuple[str, str]] = (), fails: str = "", dlas: int = 0
+    ) -> None:
         names = surface_of(release)
         super().__init__(asked={"flags": set(), "profiles": [], "pools": {}}, release=release)
-        self.__version__ = release
+        self.__version__, self._dlas = release, dlas
         self._names, self._inputs, self._says, self._fails = names, list(inputs) or [Tensor("x", [-1, 4])], says, fails
         for kind in ENUMS:
             if kind in names:
@@ -137,6 +139,8 @@ class Double(SimpleNamespace):
         self.ILogger = _base(names, "ILogger")
         if "IProgressMonitor" in names:
             self.IProgressMonitor = _base(names, "IProgressMonitor")
+        if "IInt8EntropyCalibrator2" in names:
+            self.IInt8EntropyCalibrator2 = _base(names, "IInt8EntropyCalibrator2")
         self.IProfiler, self.IOutputAllocator = _base(names, "IProfiler"), _base(names, "IOutputAllocator")
         self.init_libnvinfer_plugins = lambda _log, _namespace: True
         for kind, make in (("Builder", self._builder), ("OnnxParser", self._parser), ("Runtime", self._runtime)):
@@ -151,7 +155,7 @@ class Double(SimpleNamespace):
         return Strict(
             self._names,
             "Builder",
-            num_DLA_cores=0,
+            num_DLA_cores=self._dlas,
             create_network=self._network,
             create_builder_config=self._config,
             create_optimization_profile=self._profile,
@@ -160,7 +164,14 @@ class Double(SimpleNamespace):
 
     def _network(self, flags: int = 0) -> Strict:
         self.asked["network"] = self._bits("NetworkDefinitionCreationFlag", flags)
-        return Strict(self._names, "INetworkDefinition", num_inputs=len(self._inputs), get_input=self._inputs.__getitem__, num_layers=3)
+        return Strict(
+            self._names,
+            "INetworkDefinition",
+            num_inputs=len(self._inputs),
+            get_input=self._inputs.__getitem__,
+            num_layers=3,
+            get_layer=lambda index: index,
+        )
 
     def _bits(self, kind: str, bits: int) -> set[str]:
         members = vars(getattr(self, kind)).values()
@@ -187,6 +198,7 @@ class Double(SimpleNamespace):
             ),
             "set_timing_cache": lambda cache, mismatch: self.asked.update(cache=cache, mismatch=mismatch) is None,
             "get_timing_cache": lambda: self.asked["cache"],
+            "can_run_on_DLA": lambda layer: layer < 2,
             "set_compute_capability": lambda capability, index: self.asked.update(capability=(capability.name, index)) is None,
         }
         self.config = Strict(self._names, "IBuilderConfig", **does)

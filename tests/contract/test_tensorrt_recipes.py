@@ -89,6 +89,8 @@ def test_flags_follow_from_file_precision_and_release(
         ("11.4.0", "fp32", FP32, {"tacticSources": ["CUBLAS"]}, "UnknownTacticSource", "TensorRT 11.4.0 has no tactic source CUBLAS"),
         ("8.6.0", "fp32", FP32, {"computeCapability": "8.6"}, "NoCrossBuild", "builds for the GPU that is there only"),
         ("11.4.0", "fp32", FP32, {"computeCapability": "8.6"}, "NoCrossBuild", "builds for the GPU that is there only"),
+        ("8.6.0", "fp32", FP32, {"dla": {"core": 0}}, "DlaPrecision", "a DLA computes in fp16 and int8 only"),
+        ("10.7.0", "int8", FP32, {"dla": {"core": 0}}, "NotQuantized", "no Q/DQ nodes"),
         ("RTX 1.7.1", "fp32", FP32, {"computeCapability": "8.7"}, "UnknownComputeCapability", "cannot build for 8.7"),
     ],
 )
@@ -108,6 +110,27 @@ def test_what_a_release_cannot_do_is_refused_in_words(
 )
 def test_progress_is_monitored_where_the_release_can(release: str, has: bool) -> None:
     assert has == planned(release, "fp32", FP32).monitored
+
+
+@pytest.mark.parametrize("release", ["8.5", "8.6.0", "10.3.0", "10.7.0"])
+def test_a_dla_takes_scales_beside_a_weakly_typed_network(release: str) -> None:
+    dla = {"core": 1, "allowGpuFallback": True}
+    request = {"library": release, "precision": "int8", "facts": FP32, "recipe": {"dla": dla}, "scales": {"x": 0.1}}
+    made = recipes.plan(surface_of(release), request)
+    assert made.implicit
+    assert made.typed == "weak"
+    assert set(made.set) == {"FP16", "INT8", "TF32", "GPU_FALLBACK"}
+    assert {("default_device_type", "DeviceType.DLA"), ("DLA_core", 1)} <= set(made.settings)
+    made = planned(release, "fp16", FP32, dla=dla | {"allowGpuFallback": False})
+    assert not made.implicit
+    assert set(made.set) == {"FP16", "TF32"}
+
+
+def test_later_releases_take_q_dq_nodes_for_a_dla_too() -> None:
+    made = planned("11.4.0", "int8", INT8_FP16, dla={"core": 0, "allowGpuFallback": True})
+    assert not made.implicit
+    assert made.typed == "strong"
+    assert set(made.set) == {"TF32", "GPU_FALLBACK"}
 
 
 def test_an_optimization_level_without_effect_is_said() -> None:

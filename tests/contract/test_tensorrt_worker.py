@@ -237,9 +237,23 @@ def test_shapes_that_do_not_go_with_the_model(inputs: list[Tensor], profiles: An
 
 def test_a_dla_that_is_not_there_and_a_plugin_that_is_not(tmp_path: Path) -> None:
     with pytest.raises(failed.Refused, match="finds no DLA"):
-        build(Double("8.6.0"), tmp_path, Told(), recipe={"dla": {"core": 0, "allowGpuFallback": True}})
+        build(Double("8.6.0"), tmp_path, Told(), precision="fp16", recipe={"dla": {"core": 0, "allowGpuFallback": True}})
     with pytest.raises(failed.Refused, match=r"/no/such\.so cannot be loaded"):
         build(Double("8.6.0"), tmp_path, Told(), recipe={"plugins": ["/no/such.so"]})
+
+
+@pytest.mark.parametrize(("release", "number"), [("8.6.0", 8600), ("10.3.0", 100300), ("10.7.0", 100700)])
+def test_scales_reach_a_dla_as_a_calibration_cache(release: str, number: int, tmp_path: Path) -> None:
+    trt = Double(release, dlas=2)
+    recipe = {"dla": {"core": 1, "allowGpuFallback": True}}
+    answer = build(trt, tmp_path, Told(), precision="int8", recipe=recipe, scales={"b": 0.5, "a": 1.0}, version=release)
+    assert (answer["on_dla"], answer["layers"]) == (2, 3)
+    assert trt.config.was_set["default_device_type"].name == "DLA"
+    assert trt.config.was_set["DLA_core"] == 1
+    calibrator = trt.config.was_set["int8_calibrator"]
+    assert calibrator.read_calibration_cache() == f"TRT-{number}-EntropyCalibration2\na: 3f800000\nb: 3f000000\n".encode()
+    assert calibrator.get_batch(["x"]) is None
+    assert calibrator.get_batch_size() == 1
 
 
 def test_both_ends_speak_the_same_frames() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import ModelProto
 
 from enginefleet_api.base import quantity
 from enginefleet_api.documents import TensorSpec
@@ -25,6 +26,7 @@ from . import remedies, texts
 from .base import BuiltEngine, NodeRun, Timed
 from .child import Child
 from .classify import oom_kills
+from .implicit import implicit, is_plain
 from .model_facts import ModelFacts, facts_of
 
 WORKER = Path(__file__).parent.parent / "worker" / "main.py"
@@ -163,6 +165,9 @@ class TensorRt:
         proto = models.read_model(model)
         caches = {"timing_cache": str(timing_cache) if timing_cache else None}
         caches |= {"timing_cache_out": str(timing_cache_out) if timing_cache_out else None}
+        precision = recipe.get("precision") or facts_of(proto).precision
+        if recipe.get("dla") and precision == "int8" and self._wants_scales(recipe, progress):
+            return self._built_of_scales(proto, model, recipe, workdir, caches, progress)
         notes: list[str] = []
         excluded: list[str] = []
         file = model
@@ -197,6 +202,7 @@ class TensorRt:
         progress: Progress,
         notes: Sequence[str],
         excluded: Sequence[str],
+        scales: Mapping[str, float] | None = None,
     ) -> BuiltEngine:
         """One build in a process of its own. Raises Unbuilt for a failure that may name a layer, and EngineFleetError."""
         header = {
@@ -205,8 +211,9 @@ class TensorRt:
             "title": TITLES[self.name],
             "model": str(file),
             "engine": str(engine),
-            "precision": recipe.get("precision") or facts.precision,
+            "precision": "int8" if scales else recipe.get("precision") or facts.precision,
             "facts": _told(facts),
+            "scales": dict(scales or {}),
             "recipe": dict(recipe),
             "workspace": workspace_bytes(str(recipe.get("workspace", "auto"))),
             **caches,
@@ -220,9 +227,31 @@ class TensorRt:
                 raise Unbuilt(error, worker.diagnosis.layer) from error
             log = worker.log()
         warnings = [*texts.warnings(worker.lines, library=worker.library), *answer["plan"]["notes"], *notes]
+        if recipe.get("dla"):
+            warnings.append(f"DLA: {answer['on_dla']} of {answer['layers']} layers of the network may run there, the others on the GPU.")
         if skipped := answer["skipped_for_memory"]:
             warnings.append(f"Degraded: {skipped} tactics were left out for lack of memory, the engine may be slower than it could be.")
         return BuiltEngine(engine, log, warnings, compile_seconds=float(answer["seconds"]["build"]), excluded=list(excluded))
+
+    def _wants_scales(self, recipe: Mapping[str, Any], progress: Progress) -> bool:
+        with self._worker(progress) as worker:
+            answer, _ = worker.ask({"do": "describe", "module": self._module, "precision": "int8", "recipe": dict(recipe)})
+        return bool(answer["wants_scales"])
+
+    def _built_of_scales(
+        self, proto: ModelProto, model: Path, recipe: Mapping[str, Any], workdir: Path, caches: Mapping[str, str | None], progress: Progress
+    ) -> BuiltEngine:
+        """A build for a DLA that takes no Q/DQ nodes. Raises PermanentError `DlaScales` where they do not go into scales beside the network."""
+        plain, scales = implicit(proto, model.parent)
+        if not scales or not is_plain(plain):
+            message = "a DLA of this release takes int8 as one scale a tensor, and the model's Q/DQ nodes do not go into that."
+            raise PermanentError("DlaScales", message, "Quantize it with one scale a tensor of activations, or leave spec.build.dla out.")
+        note = f"DLA: the model's {len(scales)} scales were given beside a network without Q/DQ nodes."
+        file = remedies.save(plain, model, workdir)
+        try:
+            return self._built(file, facts_of(plain), recipe, workdir / ENGINE_FILE, caches, progress, [note], [], scales)
+        except Unbuilt as error:
+            raise error.cause from error
 
     def merge_timing_caches(self, ours: Path, theirs: Path, target: Path, progress: Progress) -> bool:
         """See base.TimingCaching."""

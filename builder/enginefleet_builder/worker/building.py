@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+import struct
 import time
 
 import recipe as recipes
@@ -103,6 +104,11 @@ def build(trt, request, lines, say):
     parse(trt, network, log, request["model"], lines)
     parsed = time.monotonic()
     config = configured(trt, builder, made, request)
+    calibrator = None
+    if made.implicit:
+        calibrator = scales_beside(trt, request["scales"], request["version"])  # the config holds no reference
+        config.int8_calibrator = calibrator
+    on_dla = sum(config.can_run_on_DLA(network.get_layer(index)) for index in range(network.num_layers)) if settings.get("dla") else 0
     profiles(builder, network, config, settings.get("profiles") or ())
     cache, warmed = use_cache(config, request.get("timing_cache"), lines)
     monitored = Monitored(lambda share, text: say("build", share, text))
@@ -122,12 +128,13 @@ def build(trt, request, lines, say):
     write(request["engine"], plan)
     kept = keep_cache(config, request.get("timing_cache_out"), lines)
     answer = {"plan": made.told(), "layers": network.num_layers, "timing_cache": {"used": warmed, "kept": kept}}
+    answer["on_dla"] = on_dla
     answer["size"] = os.path.getsize(request["engine"])
     answer["skipped_for_memory"] = lines.skipped
     answer["warnings"] = [line for line in lines.kept if line.startswith("[W]")][:50]
     answer["seconds"] = {"parse": parsed - begun, "build": built - parsed, "write": time.monotonic() - built}
     # the config before its cache and monitor, the builder last
-    del plan, config, cache, network, builder
+    del plan, config, cache, calibrator, network, builder
     gc.collect()
     return answer
 
@@ -172,6 +179,38 @@ def configured(trt, builder, made, request):
         if not config.set_compute_capability(getattr(trt.ComputeCapability, made.capability), 0):
             raise Failed("build", f"compute capability {made.capability} was not accepted", [])
     return config
+
+
+def scales_beside(trt, scales, version):
+    """A calibrator that has found its scales already: it gives them as TensorRT's calibration cache, and no data."""
+    cache = calibration_cache(scales, version)
+
+    class Calibrator(trt.IInt8EntropyCalibrator2):
+        def __init__(self):
+            trt.IInt8EntropyCalibrator2.__init__(self)
+
+        def get_batch_size(self):
+            return 1
+
+        def get_batch(self, names):
+            return None
+
+        def read_calibration_cache(self):
+            return cache
+
+        def write_calibration_cache(self, cache):
+            return None
+
+    return Calibrator()
+
+
+def calibration_cache(scales, version):
+    """The text of a calibration cache: a header with the release as one number, then `tensor: the scale's four bytes in hex`, big endian."""
+    major, minor, patch = (int(part) for part in version.split(".")[:3])
+    # the parts' weights grew with 10.0 (NvInferVersion.h)
+    number = major * 10000 + minor * 100 + patch if major >= 10 else major * 1000 + minor * 100 + patch
+    lines = [f"TRT-{number}-EntropyCalibration2"] + [f"{name}: {struct.pack('>f', scale).hex()}" for name, scale in sorted(scales.items())]
+    return ("\n".join(lines) + "\n").encode()
 
 
 def valued(trt, value):

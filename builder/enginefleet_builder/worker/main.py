@@ -2,7 +2,8 @@
 
     python3 -s -B main.py < frames > frames          (see wire.py)
 
-describe {module}; build {module, title, model, engine, precision, facts of the model, recipe, workspace, timing_cache, timing_cache_out};
+describe {module, precision, recipe}; build {module, title, model, engine, precision, facts of the model, scales, recipe, workspace,
+timing_cache, timing_cache_out};
 merge {module, ours, theirs, target: timing caches}; load {module, engine, recipe}; run; timings {warm_up, iterations, seconds, transfers,
 cuda_graph}; inspect; profile {runs}.
 While it works: {"about": the loaded library}, {"log": line}, {"progress": {"stage", "share", "done", "text"}}. An answer is anything else;
@@ -88,7 +89,8 @@ class Server:
     def _describe(self, header, arrays):
         names = recipes.surface(self._module(header["module"]))
         self._about(header)
-        return {"surface": {name: sorted(members) for name, members in names.items()}}, {}
+        # what the driver does to a model before it gives it
+        return {"wants_scales": recipes.wants_scales(names, header.get("precision"), header.get("recipe") or {})}, {}
 
     def _build(self, header, arrays):
         if not header["recipe"].get("computeCapability"):
@@ -97,7 +99,8 @@ class Server:
                 free, _ = device.free_memory()
                 header = dict(header, workspace=int(free * AUTO_SHARE) if device.integrated else free)
         trt = self._module(header["module"])
-        header = dict(header, library=" ".join([header["title"], self._about(header)["version"] or "of unknown version"]))
+        version = self._about(header)["version"] or ""
+        header = dict(header, version=version, library=" ".join([header["title"], version or "of unknown version"]))
         return building.build(trt, header, self._lines, self._say), {}
 
     def _merge(self, header, arrays):

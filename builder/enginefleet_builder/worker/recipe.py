@@ -5,7 +5,7 @@ A surface is what the loaded module has: {class name: names of its public member
 
 from failed import Refused
 
-LOW = ("fp16", "bf16", "int8", "fp8")
+ON_DLA = ("fp16", "int8")
 CLASSES = (
     "Builder",
     "BuilderFlag",
@@ -14,6 +14,7 @@ CLASSES = (
     "IBuilderConfig",
     "ICudaEngine",
     "IExecutionContext",
+    "IInt8EntropyCalibrator2",
     "INetworkDefinition",
     "MemoryPoolType",
     "NetworkDefinitionCreationFlag",
@@ -43,12 +44,12 @@ class Plan:
 
     network: flags of the network's creation. set, clear: builder flags. settings: (attribute of IBuilderConfig, value) in order; values that
     start with an enum's name are members of it, like ProfilingVerbosity.DETAILED. notes: what of the request has no effect in this release.
-    typed: "strong" when types come from the file alone, "weak" when flags allow them.
+    typed: "strong" when types come from the file alone, "weak" when flags allow them. implicit: int8 by scales beside the network.
     """
 
     def __init__(self, typed):
         self.typed, self.network, self.set, self.clear, self.settings, self.notes = typed, [], [], [], [], []
-        self.pools, self.tactics, self.capability, self.monitored = [], [], None, False
+        self.tactics, self.capability, self.monitored, self.implicit = [], None, False, False
 
     def told(self):
         """As JSON, for records and tables."""
@@ -59,12 +60,17 @@ def plan(names, request):
     """The plan for a request. Raises Refused with words for people.
 
     `names`: the surface. `request`: {library: "TensorRT 8.6.0", precision: fp32 | tf32 | fp16 | bf16 | int8 | fp8,
-    facts: {quantized, float8, types: element types of its tensors}, recipe: settings of spec.build and computeCapability}.
+    facts: {quantized, float8, types: element types of its tensors}, recipe: settings of spec.build and computeCapability,
+    scales: of tensors, where the file had Q/DQ nodes and a DLA takes none}.
     """
     library, precision, recipe = request["library"], request["precision"], request["recipe"]
     require_known_generation(names, library)
+    if recipe.get("dla") and precision not in ON_DLA:
+        message = f"precision {precision} was asked for, and a DLA computes in {' and '.join(ON_DLA)} only."
+        raise Refused("DlaPrecision", message, "Use one of them, or leave spec.build.dla out.")
     made = Plan("strong" if _strong(names, request) else "weak")
-    if made.typed == "weak" and has(names, "NetworkDefinitionCreationFlag.STRONGLY_TYPED"):
+    made.implicit = wants_scales(names, precision, recipe)
+    if made.typed == "weak" and not recipe.get("dla") and has(names, "NetworkDefinitionCreationFlag.STRONGLY_TYPED"):
         made.notes.append(f"weakly typed, since the file does not hold the types of precision {precision}")
     if made.typed == "strong" and has(names, "BuilderFlag.FP16"):
         made.network.append("STRONGLY_TYPED")
@@ -73,6 +79,11 @@ def plan(names, request):
     _types(names, request, made)
     _settings(names, recipe, library, made)
     return made
+
+
+def wants_scales(names, precision, recipe):
+    """Whether int8 is to be given as scales beside a network without Q/DQ: for a DLA, as long as the release has calibrators."""
+    return bool(recipe.get("dla")) and precision == "int8" and has(names, "IInt8EntropyCalibrator2")
 
 
 def require_known_generation(names, library):
@@ -103,7 +114,7 @@ def _in_file(precision, model):
 
 def _types(names, request, made):
     library, precision, model = request["library"], request["precision"], request["facts"]
-    if precision in ("int8", "fp8") and not _in_file(precision, model):
+    if precision in ("int8", "fp8") and not _in_file(precision, model) and not (made.implicit and request.get("scales")):
         message = f"precision {precision} was asked for, and the model has no Q/DQ nodes of that type."
         raise Refused("NotQuantized", message, "Prepare it with a calibration set.")
     if made.typed == "strong":
@@ -124,7 +135,7 @@ def _flags(names, request, made):
         wanted.append("FP16")
     if precision == "bf16" or "bfloat16" in model["types"]:
         wanted.append("BF16")
-    if model["quantized"]:
+    if model["quantized"] or made.implicit:
         wanted.append("INT8")
     if model["float8"]:
         wanted.append("FP8")
