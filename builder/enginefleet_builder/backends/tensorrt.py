@@ -231,7 +231,9 @@ class TensorRt:
             warnings.append(f"DLA: {answer['on_dla']} of {answer['layers']} layers of the network may run there, the others on the GPU.")
         if skipped := answer["skipped_for_memory"]:
             warnings.append(f"Degraded: {skipped} tactics were left out for lack of memory, the engine may be slower than it could be.")
-        return BuiltEngine(engine, log, warnings, compile_seconds=float(answer["seconds"]["build"]), excluded=list(excluded))
+        # TensorRT's own: making a builder, parsing, building
+        spent = sum(float(answer["seconds"][name]) for name in ("start", "parse", "build"))
+        return BuiltEngine(engine, log, warnings, compile_seconds=spent, excluded=list(excluded))
 
     def _wants_scales(self, recipe: Mapping[str, Any], progress: Progress) -> bool:
         with self._worker(progress) as worker:

@@ -99,6 +99,7 @@ def build(trt, request, lines, say):
     load_plugins(trt, log, settings.get("plugins") or ())
     if settings.get("dla") and not builder.num_DLA_cores:
         raise Refused("NoDLA", f"{library} finds no DLA here.", "Leave spec.build.dla out, or use a board and release that have it.", True)
+    began = time.monotonic()
     say("parse", None, os.path.basename(request["model"]))
     network = builder.create_network(mask(trt.NetworkDefinitionCreationFlag, made.network))
     parse(trt, network, log, request["model"], lines)
@@ -132,7 +133,7 @@ def build(trt, request, lines, say):
     answer["size"] = os.path.getsize(request["engine"])
     answer["skipped_for_memory"] = lines.skipped
     answer["warnings"] = [line for line in lines.kept if line.startswith("[W]")][:50]
-    answer["seconds"] = {"parse": parsed - begun, "build": built - parsed, "write": time.monotonic() - built}
+    answer["seconds"] = {"start": began - begun, "parse": parsed - began, "build": built - parsed, "write": time.monotonic() - built}
     # the config before its cache and monitor, the builder last
     del plan, config, cache, calibrator, network, builder
     gc.collect()

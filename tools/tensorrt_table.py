@@ -1,0 +1,198 @@
+"""docs/tensorrt.md: what each TensorRT release gets from the builder, by the code that decides it and the names that the release has.
+
+Cells come from worker/recipe.py against the recorded surfaces in tests/contract/tensorrt; what was run on hardware from docs/benchmarks/tensorrt-*.json.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from enginefleet_api import flavours
+from enginefleet_builder.prepare import targets
+from tests.contract.doubles import RELEASES, surface_of
+from tests.contract.worker import module
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "tensorrt.md"
+RECORDS = ROOT / "docs" / "benchmarks"
+COLUMNS = ("8.5", *RELEASES)
+COMES_WITH = {
+    "8.5": "JetPack 5.1",
+    "8.6.0": "JetPack 6.0",
+    "10.3.0": "JetPack 6.1, 6.2",
+    "10.7.0": "last with DLA before 11.4.1",
+    "10.16.1": "JetPack 7.2",
+    "11.4.0": "x86, SBSA",
+    "RTX 1.7.1": "GeForce RTX and the like",
+}
+PLAIN = {"quantized": False, "float8": False, "types": ["float32"]}
+HALF = PLAIN | {"types": ["float16", "float32"]}
+FILES = {
+    "fp32": PLAIN,
+    "tf32": PLAIN,
+    "fp16": HALF,
+    "bf16": PLAIN | {"types": ["bfloat16", "float32"]},
+    "int8": HALF | {"quantized": True},
+    "fp8": HALF | {"float8": True},
+}
+"""What a file of each precision holds that is prepared for TensorRT 10 and newer."""
+FILES_8 = {**FILES, "fp16": PLAIN, "int8": PLAIN | {"quantized": True}}
+"""The same for TensorRT 8, which takes FP32 as the high precision, and flags."""
+DLA = {"dla": {"core": 0, "allowGpuFallback": True}}
+
+TEXT = """<!-- written by `make generate` (tools/tensorrt_table.py): change that, not this -->
+# TensorRT: what each generation gets
+
+One source builds for every generation below. What is asked of a release follows from the names that its module has, never from its version number, and
+precision comes from the ONNX file (Q/DQ nodes, casts) wherever the release can take it from there: see
+[worker/recipe.py](../builder/enginefleet_builder/worker/recipe.py). TensorRT 8.2 (JetPack 4) and older are refused by name.
+
+{what}
+
+- *type in the file*: the model says it, by casts or Q/DQ nodes; *flags*: the builder is allowed to use it. TF32 is on by default in every release; here
+  `fp32` switches it off, and what computes lower anyway may use it.
+- The INT8 flag is set exactly when the file has Q/DQ nodes and the network is weakly typed. Without it, or with it and without Q/DQ nodes, builds fail.
+- 10.x builds strongly typed when the file holds the types that were asked for, else weakly typed with flags, and says so in the build's record.
+- Several optimization profiles, dynamic batch and size, plugins by path, workspace (`auto`: the memory that is free; three quarters of it where GPU and
+  system share one), detailed profiling verbosity and the engine inspector's report: all releases.
+- A timing cache that is damaged or of another device is left aside with a warning. A mismatch is never ignored.
+- Tactics that memory did not suffice for are counted, and mark the engine as degraded.
+- A build that names a layer without a kernel in INT8 is tried again with that layer in higher precision, at most {most} times. The build's record lists
+  such nodes, and the engine is judged like any other. Inputs' dimensions that are named alike and differ in a profile get names of their own.
+- A run can be launched as a CUDA graph; the benchmark says whether it was. Outputs whose shape hangs on the data are not captured.
+
+## What was run where
+
+{where}
+
+*names*: the same code runs in CI against a strict double that has exactly the release's names (8.5: those of 8.6.0 less what NVIDIA's headers show as
+added since). *compiled*: CI compiles real engines without a GPU, which cannot be run there. A GPU's name: built, judged and measured on it. What has no
+GPU's name was **never run on hardware** by this project.
+"""
+
+
+def text() -> str:
+    return TEXT.format(what=_table(_rows()), where=_table(_where()), most=_most())
+
+
+def _most() -> int:
+    from enginefleet_builder.backends.remedies import MOST_EXCLUSIONS
+
+    return MOST_EXCLUSIONS
+
+
+def _rows() -> list[list[str]]:
+    recipes = module("recipe")
+    rows = [["", *COLUMNS], ["comes with", *(COMES_WITH[release] for release in COLUMNS)]]
+
+    def row(name: str, cell: Callable[[str, dict[str, set[str]]], str]) -> None:
+        rows.append([name, *(cell(release, surface_of(release)) for release in COLUMNS)])
+
+    row("opset of the parser, as documented", lambda release, _: _opset(release))
+    row("network", lambda release, names: _network(_planned(release, names, "fp32")))
+    for precision in FILES:
+        row(f"`{precision}`", partial(_precision, precision))
+    row("int8 on a DLA", lambda release, names: _dla(_planned(release, names, "int8", DLA), release))
+    row("optimization level", lambda _, names: "0 to 5" if recipes.has(names, "IBuilderConfig.builder_optimization_level") else "-")
+    row("tactic sources", lambda _, names: ", ".join(sorted(names["TacticSource"])))
+    row("progress", lambda release, names: "monitor" if _planned(release, names, "fp32").monitored else "log lines")
+    row(
+        "timing cache", lambda release, _: "none: measures where it is loaded" if release.startswith("RTX") else "kept for each fingerprint"
+    )
+    row("for a GPU that is not here", lambda _, names: "yes" if recipes.has(names, "IBuilderConfig.set_compute_capability") else "-")
+    return rows
+
+
+def _planned(release: str, names: dict[str, set[str]], precision: str, recipe: dict[str, Any] | None = None) -> Any:
+    """The plan, or the reason of a refusal as text."""
+    facts = (FILES_8 if release.startswith("8") else FILES)[precision]
+    request = {"library": release, "precision": precision, "facts": facts, "recipe": recipe or {}, "scales": {"x": 1.0}}
+    try:
+        return module("recipe").plan(names, request)
+    except module("failed").Refused as error:
+        return f"refused: {error.reason}"
+
+
+def _precision(precision: str, release: str, names: dict[str, set[str]]) -> str:
+    backend, version = ("tensorrt-rtx", release.removeprefix("RTX ")) if release.startswith("RTX") else ("tensorrt", release)
+    return "-" if flavours.precision_refused(precision, backend, version) else _types(_planned(release, names, precision))
+
+
+def _network(plan: Any) -> str:
+    flags = ", ".join(f"`{name}`" for name in plan.network) or "no flag"
+    return f"{plan.typed}ly typed, {flags}"
+
+
+def _types(plan: Any) -> str:
+    if isinstance(plan, str):
+        return plan
+    flags = [f"`{name}`" for name in plan.set if name != "TF32"]
+    told = ["type in the file" if plan.typed == "strong" else f"flags {', '.join(flags)}" if flags else ""]
+    told.append("TF32 allowed" if "TF32" in plan.set else "TF32 off")
+    return ", ".join(part for part in told if part)
+
+
+def _dla(plan: Any, release: str) -> str:
+    if isinstance(plan, str):
+        return plan
+    if plan.implicit:
+        return "scales beside the network, where the release finds a DLA"
+    return "-" if release.startswith("RTX") else "Q/DQ, where the release finds a DLA"
+
+
+def _opset(release: str) -> str:
+    found = None if release.startswith("RTX") else targets.tensorrt(targets.load(), release)
+    return str(found.opset) if found else "not known here"
+
+
+def _where() -> list[list[str]]:
+    ran: dict[tuple[str, str], set[str]] = {}
+    for path in sorted(RECORDS.glob("tensorrt-*.json")):
+        record = json.loads(path.read_text())
+        release = str(record["facts"]["backendVersion"])
+        gpu = str((record["facts"].get("gpus") or [{}])[0].get("name"))
+        for case in record["cases"]:
+            if "failure" not in case:
+                precision = str(case["precision"]).partition("-")[0]
+                column = next((name for name in COLUMNS if release.startswith(name)), None)
+                if column is not None:
+                    ran.setdefault((precision, column), set()).add(f"[{gpu}](benchmarks/{path.name})")
+    rows = [["", *COLUMNS]]
+    for precision in FILES:
+        cells = []
+        for release in COLUMNS:
+            if _precision(precision, release, surface_of(release)) == "-":
+                cells.append("-")
+                continue
+            compiled = ["compiled"] if release.startswith("RTX") and precision in ("fp32", "fp16", "int8") else []
+            cells.append(", ".join(["names", *compiled, *sorted(ran.get((precision, release), ()))]))
+        rows.append([f"`{precision}`", *cells])
+    return rows
+
+
+def _table(rows: list[list[str]]) -> str:
+    head, *body = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([head, "|" + " --- |" * len(rows[0]), *body])
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code 0; 1 when `--check` finds a difference."""
+    new = text()
+    old = PAGE.read_text() if PAGE.exists() else ""
+    if "--check" not in arguments:
+        PAGE.write_text(new)
+        return 0
+    if old != new:
+        sys.stdout.writelines(difflib.unified_diff(old.splitlines(True), new.splitlines(True), str(PAGE.name), "from the recipe's code"))
+        sys.stderr.write("docs/tensorrt.md is out of date: run `make generate` and commit the result\n")
+    return int(old != new)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
