@@ -266,13 +266,22 @@ def probe(
     """Say what this machine is: its fingerprint under each runtime that is here, what of it is unknown, and how the GPU is at this moment."""
     in_job = backend is None and (request is not None or REQUEST_VARIABLE in os.environ)
     wanted = _request(ProbeRequest, request, None, as_json) if in_job else None
+    lines: list[str] = []
 
     def work(progress: Progress) -> Any:
         from . import probe as job
 
-        return job.by_hand(backend, provider, python, progress) if wanted is None else job.probe(wanted, progress)
+        nonlocal lines
+        if wanted is not None:
+            return job.probe(wanted, progress)
+        found = job.by_hand(backend, provider, python, progress)
+        lines = job.lines(found)
+        return found if as_json else None
 
-    _done(shell.run(work, timeout_seconds=120, as_json=as_json))
+    ended = shell.run(work, timeout_seconds=120, as_json=as_json)
+    for line in [] if as_json else lines:
+        print(line)
+    _done(ended)
 
 
 @app.command()

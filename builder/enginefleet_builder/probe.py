@@ -79,6 +79,18 @@ def by_hand(backend: str | None, execution_provider: str, python: str, progress:
     return {"runtimes": runtimes, "missing": missing, "host": host, "now": {**context, **device.context()}}
 
 
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """What by_hand() found, for people."""
+    told: list[str] = []
+    for runtime in found["runtimes"]:
+        told += [runtime["summary"], f"  fingerprint  {runtime['fingerprint']}"]
+        told += [f"  {name} is unknown: an engine made here is for this node only" for name in runtime.get("unknown", [])]
+    told += [f"{backend} is not here\n  {why}" for backend, why in found["missing"].items()]
+    told.append("now")
+    width = max(map(len, found["now"]), default=0)
+    return told + [f"  {name:{width}}  {value}" for name, value in found["now"].items()]
+
+
 def unknowns(facts: Any, path: str = "") -> list[str]:
     """Paths of facts that are unknown: with one of them an engine is for this node only."""
     if isinstance(facts, Mapping):

@@ -30,14 +30,14 @@ CLOCK_REASONS = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "thermal", 0x
 MIB = 2**20
 
 
-def ask(argv: list[str], seconds: float = SECONDS) -> dict[str, Any]:
-    """The JSON object that a child prints; {"error": text} when it prints none, crashes or takes too long."""
+def ask(argv: list[str]) -> dict[str, Any]:
+    """The JSON object that a child prints; {"error": text} when it prints none, crashes or takes longer than SECONDS."""
     # variables of our own interpreter are not for another one
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False, env=variables)
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=False, env=variables)
     except subprocess.TimeoutExpired:
-        return {"error": f"{' '.join(argv[-2:])} does not answer within {seconds:.0f} s: the driver hangs"}
+        return {"error": f"{Path(argv[-1]).name} does not answer within {SECONDS:.0f} s: the driver hangs"}
     except OSError as error:
         return {"error": f"{argv[0]} cannot be started: {error.strerror}"}
     try:
