@@ -14,6 +14,9 @@ from enginefleet_api.fingerprint import (
     SIMULATED_MARK,
     combine,
     cpu_model,
+    cross_gpu,
+    gpu_facts,
+    gpu_name,
     has_unknown,
     host_digest,
     host_facts,
@@ -225,3 +228,127 @@ def test_any_text_gives_facts_that_can_be_hashed(text: str, machine: str) -> Non
 
     assert isa is None or isa == sorted(set(isa))
     assert identify({"cpu": {"isa": isa}}).startswith("fp-")
+
+
+# ---- GPUs and Jetsons ----
+
+H200 = {"name": "H200", "computeCapability": "9.0", "sms": 132, "ecc": True}
+ORIN = {"computeCapability": "8.7", "sms": 8}
+TENSORRT: dict[str, Any] = {"backend": "tensorrt", "backendVersion": "10.3.0.30", "cudaMajor": 12}
+SERVER = host_facts(os="linux", machine="x86_64", cpuinfo=X86, gpus=[{"name": "H200"}])
+JETSON = host_facts(os="linux", machine="aarch64", cpuinfo=ARM, jetson={"module": "p3767-0000", "l4t": "36.4.3"})
+
+
+def on(*gpus: Any, **changes: Any) -> dict[str, Any]:
+    """A runtime that sees these GPUs."""
+    return TENSORRT | {"gpus": list(gpus)} | changes
+
+
+def test_golden_fingerprints_of_gpus() -> None:
+    """A change here takes the engines away from every fleet."""
+    assert identify(combine(SERVER, on(H200))) == "fp-95d216bd511b59e9"
+    assert identify(combine(JETSON, on(ORIN))) == "fp-f94f85ce0f906595"
+
+
+def test_what_runs_on_the_cpu_hangs_on_no_gpu_beside_it() -> None:
+    bare = host_facts(os="linux", machine="aarch64", cpuinfo=ARM)
+
+    assert combine(JETSON, RUNTIME) == combine(bare, RUNTIME)
+    assert combine(SERVER, RUNTIME) == combine(SERVER | {"gpus": []}, RUNTIME)
+
+
+def test_tensorrt_does_not_hang_on_the_cpu_beside_the_gpu() -> None:
+    other = host_facts(os="linux", machine="x86_64", cpuinfo="flags : avx2\n")
+
+    assert combine(SERVER, on(H200)) == combine(other, on(H200))
+    cuda = RUNTIME | {"executionProvider": "CUDA", "gpus": [H200]}
+    assert combine(SERVER, cuda) != combine(other, cuda)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "host"),
+    [
+        (on(H200 | {"sms": 66}), SERVER),
+        (on(H200 | {"ecc": False}), SERVER),
+        (on(H200 | {"mig": "1g.18gb"}), SERVER),
+        (on(H200 | {"sms": None}), SERVER),
+        (on(H200, cudaMajor=13), SERVER),
+        (on(H200, backendVersion="10.3.0.26"), SERVER),
+        (on(H200, libraries={"cudnn": "8.9.0"}), SERVER),
+        (on(), SERVER),
+        (on(cross_gpu("9.0")), SERVER),
+        (on(H200, simulated="EngineFleet simulated CUDA"), SERVER),
+        (on(H200), JETSON),
+    ],
+)
+def test_each_fact_of_a_gpu_decides(runtime: dict[str, Any], host: dict[str, Any]) -> None:
+    assert identify(combine(host, runtime)) != identify(combine(SERVER, on(H200)))
+
+
+def test_of_several_gpus_the_first_is_the_device() -> None:
+    """Which is what CUDA and so TensorRT take; what the host calls them parts hardware groups alone."""
+    other = SERVER | {"gpus": [{"name": "H200"}, {"name": "T400 4GB"}]}
+
+    assert combine(other, on(H200, {"name": "T400 4GB"})) == combine(SERVER, on(H200))
+    assert host_digest(other) != host_digest(SERVER)
+
+
+def test_the_agents_word_on_a_jetson_counts_and_unknown_stays_unknown() -> None:
+    bare = host_facts(os="linux", machine="aarch64", cpuinfo=ARM)
+    pod = {"module": None, "l4t": "35.4.1"}
+    half = bare | {"jetson": {"module": "p3767-0000", "l4t": None}}
+
+    assert combine(JETSON, on(ORIN, jetson=pod))["jetson"] == {"module": "p3767-0000", "l4t": "36.4.3"}
+    assert combine(half, on(ORIN, jetson=pod))["jetson"] == {"module": "p3767-0000", "l4t": "35.4.1"}
+    assert combine(bare, on(ORIN))["jetson"] == {"module": None, "l4t": None}
+    assert has_unknown(combine(bare, on(ORIN)))
+    assert not has_unknown(combine(JETSON, on(ORIN)))
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "mig"),
+    [
+        ("NVIDIA H200", "H200", None),
+        ("Tesla T4", "Tesla T4", None),
+        ("NVIDIA  GeForce RTX 3090 ", "GeForce RTX 3090", None),
+        ("NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb", "A100-SXM4-40GB", "1c.3g.20gb"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb+me", "H100 80GB HBM3", "1g.10gb+me"),
+        ("NVIDIA", "NVIDIA", None),
+    ],
+)
+def test_a_gpus_name_without_its_vendor_and_its_slice(text: str, name: str, mig: str | None) -> None:
+    assert gpu_name(text) == (name, mig)
+
+
+def test_a_jetsons_gpu_has_no_name_and_no_ecc() -> None:
+    """CUDA calls Orin Nano, NX and AGX alike, and another name after an update would be no other device."""
+    seen = {"name": "Orin", "major": 8, "minor": 7, "sms": 16, "integrated": True, "ecc": False}
+
+    assert gpu_facts(seen) == gpu_facts(seen | {"name": "Orin (nvgpu)"}) == {"computeCapability": "8.7", "sms": 16}
+
+
+@pytest.mark.parametrize(
+    ("facts", "line"),
+    [
+        (combine(SERVER, on(H200)), "H200, SM 9.0 x132, TensorRT 10.3.0.30"),
+        (combine(SERVER, on(H200 | {"mig": "1g.18gb", "sms": 16})), "H200 MIG 1g.18gb, SM 9.0 x16, TensorRT 10.3.0.30"),
+        (combine(JETSON, on(ORIN)), "Orin NX 16GB (p3767-0000), SM 8.7 x8, TensorRT 10.3.0.30, L4T 36.4.3"),
+        (
+            combine(JETSON | {"jetson": {"module": "p3767-0099", "l4t": None}}, on(ORIN)),
+            "Jetson (p3767-0099), SM 8.7 x8, TensorRT 10.3.0.30, L4T unknown",
+        ),
+        (combine(SERVER, on(ORIN)), "unknown Jetson, SM 8.7 x8, TensorRT 10.3.0.30, L4T unknown"),
+        (combine(JETSON, on(H200)), "H200, SM 9.0 x132, TensorRT 10.3.0.30, L4T 36.4.3"),
+        (
+            combine(SERVER, on({"name": None, "computeCapability": None, "sms": None}, backend="tensorrt-rtx")),
+            "unknown GPU, SM unknown x?, TensorRT for RTX 10.3.0.30",
+        ),
+        (combine(SERVER, on()), "unknown GPU, TensorRT 10.3.0.30"),
+        (combine(SERVER, on(cross_gpu("8.6"), backend="tensorrt-rtx")), "built for SM 8.6 on another machine, TensorRT for RTX 10.3.0.30"),
+        (combine(SERVER, RUNTIME | {"executionProvider": "CUDA", "gpus": [H200]}), "H200, SM 9.0 x132, ONNX Runtime 1.24.4 CUDA"),
+        (SERVER, "x86_64 CPU (amx_bf16, amx_int8, amx_tile, avx2, avx512_bf16, avx512_vnni, avx512f, avx_vnni, fma), H200"),
+        (JETSON, "aarch64 CPU (dotprod, fp16, neon), Orin NX 16GB (p3767-0000), L4T 36.4.3"),
+    ],
+)
+def test_summary_of_gpus(facts: Any, line: str) -> None:
+    assert summary(facts) == line
