@@ -109,6 +109,14 @@ class Backend(Protocol):
 
 
 @runtime_checkable
+class Inspecting(Backend, Protocol):
+    """A backend whose library describes an engine layer by layer."""
+
+    inspected: Mapping[str, Any] | None
+    """What it said of the engine that was profiled last, in its own words; None: of none."""
+
+
+@runtime_checkable
 class TimingCaching(Backend, Protocol):
     """A backend whose builds measure, and are quicker with what earlier ones measured."""
 

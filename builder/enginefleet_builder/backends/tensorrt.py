@@ -135,6 +135,7 @@ class TensorRt:
         self.name = name
         self._python, self._reserve, self._module = python, reserve, MODULES[name]
         self._known: dict[str, Any] = {}
+        self.inspected: Mapping[str, Any] | None = None
         self.timing_caches = name == "tensorrt"
         """TensorRT for RTX measures on the device that loads an engine: since 1.2 its timing caches are empty and their functions do nothing."""
 
@@ -269,7 +270,8 @@ class TensorRt:
 
     def profile(self, engine: Path, recipe: Mapping[str, Any], feeds: Mapping[str, Array], runs: int, progress: Progress) -> list[NodeRun]:
         with self.load(engine, recipe, progress) as session:
-            return session.profile(feeds, runs)
+            nodes, self.inspected = session.profile(feeds, runs)
+            return nodes
 
     @contextmanager
     def _worker(self, progress: Progress, facts: Mapping[str, Any] | None = None) -> Iterator[Worker]:
@@ -313,18 +315,22 @@ class TensorRtSession:
         report: dict[str, Any] = self._worker.ask({"do": "inspect"})[0]["report"]
         return report
 
-    def profile(self, feeds: Mapping[str, Array], runs: int) -> list[NodeRun]:
+    def profile(self, feeds: Mapping[str, Array], runs: int) -> tuple[list[NodeRun], dict[str, Any]]:
+        """(layers with their times, the inspector's report)"""
         answer, _ = self._worker.ask({"do": "profile", "runs": runs}, feeds)
         details = {str(layer.get("Name")): layer for layer in answer["report"].get("Layers", []) if isinstance(layer, dict)}
-        return [layer_run(name, seconds, details.get(name, {})) for name, seconds in answer["times"].items()]
+        return [layer_run(name, seconds, details.get(name, {})) for name, seconds in answer["times"].items()], answer["report"]
 
 
 def layer_run(name: str, seconds: Sequence[float], layer: Mapping[str, Any]) -> NodeRun:
     """One layer as a NodeRun: `seconds` of each run; `layer` as the inspector has it."""
     sides = [[tensor_type(str(tensor.get("Format/Datatype", ""))) for tensor in layer.get(side, [])] for side in ("Inputs", "Outputs")]
-    return NodeRun(str(layer.get("LayerType") or name), sides[0], sides[1], float(np.median(seconds)) if len(seconds) else 0.0)
+    kind = str(layer.get("LayerType") or name)
+    return NodeRun(_OPERATORS.get(kind, kind), sides[0], sides[1], float(np.median(seconds)) if len(seconds) else 0.0)
 
 
+_OPERATORS = {"Quantize": "QuantizeLinear", "Dequantize": "DequantizeLinear", "Reformat": "Cast"}
+"""Layers that turn one type into another, by the name that ONNX has for it."""
 _TYPES = {
     "FP32": "float",
     "FLOAT": "float",

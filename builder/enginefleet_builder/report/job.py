@@ -73,7 +73,10 @@ def _write(work: Work, engine: Engine, verdict_key: str, verdict: Verdict, datas
         records.add_variant(judged.manifest.source_model, judged.verdict.fingerprint, request.engine_key)
     data = report_of(_sources(records, request.store, judged, seen, compare=()))
     name = verdict_key.rpartition("/")[2].removesuffix(".json")
-    for suffix, body in (("html", page(data)), ("json", to_json(data))):
+    texts = {"html": page(data), "json": to_json(data)}
+    if layers is not None and isinstance(work.backend, Inspecting) and work.backend.inspected is not None:
+        texts["layers.json"] = json.dumps(work.backend.inspected, indent=1)
+    for suffix, body in texts.items():
         records.put_report(request.engine_key, request.gate_key, f"{name}.{suffix}", body.encode())
 
 
