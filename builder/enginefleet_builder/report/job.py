@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,7 @@ from enginefleet_api.documents import Verdict
 from enginefleet_api.errors import EngineFleetError, EnvironmentFault, PermanentError
 from enginefleet_api.jobs import BuildRequest, StoreRef
 
+from ..backends.base import Inspecting
 from ..build.engine import Engine, Work
 from ..gate.evaluate import batch_size
 from ..gate.latency import benchmark_feeds
