@@ -147,7 +147,8 @@ def build_request(
     provider: str,
 ) -> dict[str, Any]:
     """A BuildRequest less holder and timeout: what follows from the spec, the prepared model in the store and this machine."""
-    from .probe import host_facts, onnxruntime_facts
+    from .probe import here as facts_here
+    from .probe import onnxruntime_facts
     from .store import layout, open_store
     from .store.records import Records
 
@@ -161,7 +162,7 @@ def build_request(
     if manifest is None:
         hint = "Run `enginefleet prepare`; its report names the key."
         raise PermanentError("PreparedMissing", f"no prepared model {prepared_key} in {store_ref['uri']}.", hint)
-    facts = fingerprint.combine(host_facts(), onnxruntime_facts(provider))
+    facts = facts_here(onnxruntime_facts(provider))
     here = fingerprint.identify(facts)
     recipe = recipe_of(asked.build, asked.inputs)
     return sources(asked, "validation") | {

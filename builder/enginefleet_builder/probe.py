@@ -66,17 +66,22 @@ def by_hand(backend: str | None, execution_provider: str, python: str, progress:
     for name in (backend,) if backend is not None else ("onnxruntime", *MODULES):
         progress(f"probe {name}")
         try:
-            facts = fingerprint.combine(host, runtime_facts(name, execution_provider, python))
+            facts = here(runtime_facts(name, execution_provider, python))
         except EngineFleetError as error:
             if backend is not None:
                 raise
             missing[name] = f"{error.reason}: {error.message}"
             continue
         found = {"fingerprint": fingerprint.identify(facts), "summary": fingerprint.summary(facts)}
-        unknown = unknowns(facts)
+        unknown = fingerprint.unknowns(facts)
         runtimes.append(found | ({"unknown": unknown} if unknown else {}) | {"facts": facts})
     context = hostfiles.context(HostFiles())
     return {"runtimes": runtimes, "missing": missing, "host": host, "now": {**context, **device.context()}}
+
+
+def here(runtime: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of this machine under a runtime, as its user sees them who has no node agent."""
+    return fingerprint.of_node(fingerprint.combine(host_facts(), runtime), platform.node())
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
@@ -89,15 +94,6 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     told.append("now")
     width = max(map(len, found["now"]), default=0)
     return told + [f"  {name:{width}}  {value}" for name, value in found["now"].items()]
-
-
-def unknowns(facts: Any, path: str = "") -> list[str]:
-    """Paths of facts that are unknown: with one of them an engine is for this node only."""
-    if isinstance(facts, Mapping):
-        return [found for name, value in facts.items() for found in unknowns(value, f"{path}.{name}" if path else name)]
-    if isinstance(facts, list | tuple):
-        return [found for index, value in enumerate(facts) for found in unknowns(value, f"{path}[{index}]")]
-    return [path] if facts is None else []
 
 
 def onnxruntime_facts(execution_provider: str) -> dict[str, Any]:

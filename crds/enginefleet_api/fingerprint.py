@@ -177,13 +177,23 @@ def identify(facts: Mapping[str, Json]) -> str:
     return fingerprint_id(facts)
 
 
+def unknowns(facts: Json, path: str = "") -> list[str]:
+    """Paths of the facts that are unknown (null), like jetson.module."""
+    if isinstance(facts, Mapping):
+        return [found for name, value in facts.items() for found in unknowns(value, f"{path}.{name}" if path else name)]
+    if isinstance(facts, list | tuple):
+        return [found for index, value in enumerate(facts) for found in unknowns(value, f"{path}[{index}]")]
+    return [path] if facts is None else []
+
+
 def has_unknown(facts: Json) -> bool:
     """Whether any hard fact is unknown (null) at any depth; such an engine is for that one node only."""
-    if isinstance(facts, Mapping):
-        return any(has_unknown(value) for value in facts.values())
-    if isinstance(facts, list | tuple):
-        return any(has_unknown(value) for value in facts)
-    return facts is None
+    return bool(unknowns(facts))
+
+
+def of_node(facts: Mapping[str, Json], node: str) -> dict[str, Json]:
+    """The facts, with the node's name among them where one is unknown: two nodes that both do not know may be unlike."""
+    return {**facts, "node": node} if has_unknown(facts) else dict(facts)
 
 
 BACKEND_NAMES = {"onnxruntime": "ONNX Runtime", "tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT for RTX"}
@@ -206,6 +216,8 @@ def summary(facts: Mapping[str, Json]) -> str:
         parts.append(f"L4T {jetson.get('l4t') or 'unknown'}")
     if threads := facts.get("threads"):
         parts.append(f"{threads} threads")
+    if node := facts.get("node"):
+        parts.append(f"node {node} only")
     return ("SIMULATED " if "simulated" in facts else "") + ", ".join(parts)
 
 

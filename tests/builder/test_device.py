@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 import subprocess
 import sys
@@ -230,9 +231,9 @@ def test_a_jetsons_gpu_its_files_and_its_tensorrt_make_one_fingerprint(
     facts = fingerprint.combine(agent, device.facts(str(standins.python), "tensorrt", files=pod))
     assert facts["jetson"] == {"module": "p3767-0000", "l4t": "36.3.0"}
     assert fingerprint.summary(facts) == "SIMULATED Orin NX 16GB (p3767-0000), SM 8.7 x8, TensorRT 10.3.0.30, L4T 36.3.0"
-    assert probe.unknowns(facts) == ["cudaMajor"]
+    assert fingerprint.unknowns(facts) == ["cudaMajor"]
     alone = fingerprint.combine(probe.host_facts(pod), device.facts(str(standins.python), "tensorrt", files=pod))
-    assert probe.unknowns(alone) == ["jetson.module", "jetson.l4t", "cudaMajor"]
+    assert fingerprint.unknowns(alone) == ["jetson.module", "jetson.l4t", "cudaMajor"]
 
 
 # ---- its state ----
@@ -368,7 +369,7 @@ def test_the_command_prints_for_people_and_for_programs(standins: Standins) -> N
     )
     answer = json.loads(told)
     by_backend = {runtime["facts"]["backend"]: runtime for runtime in answer["runtimes"]}
-    assert by_backend["tensorrt"]["summary"] == "SIMULATED H200, SM 9.0 x132, TensorRT 8.6.1.6"
+    assert by_backend["tensorrt"]["summary"] == f"SIMULATED H200, SM 9.0 x132, TensorRT 8.6.1.6, node {platform.node()} only"
     assert by_backend["tensorrt"]["unknown"] == ["cudaMajor"]
     assert set(answer["missing"]) == {"tensorrt-rtx"}
     assert by_backend["onnxruntime"]["fingerprint"] in shown

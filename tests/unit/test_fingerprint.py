@@ -21,8 +21,10 @@ from enginefleet_api.fingerprint import (
     host_digest,
     host_facts,
     identify,
+    of_node,
     parse_cpuinfo,
     summary,
+    unknowns,
 )
 
 # names of flags: arch/x86/include/asm/cpufeatures.h of Linux 6.12
@@ -322,9 +324,11 @@ def test_a_gpus_name_without_its_vendor_and_its_slice(text: str, name: str, mig:
 
 def test_a_jetsons_gpu_has_no_name_and_no_ecc() -> None:
     """CUDA calls Orin Nano, NX and AGX alike, and another name after an update would be no other device."""
-    seen = {"name": "Orin", "major": 8, "minor": 7, "sms": 16, "integrated": True, "ecc": False}
+    seen: dict[str, Any] = {"name": "Orin", "major": 8, "minor": 7, "sms": 16, "integrated": True, "ecc": False}
 
-    assert gpu_facts(seen) == gpu_facts(seen | {"name": "Orin (nvgpu)"}) == {"computeCapability": "8.7", "sms": 16}
+    other: dict[str, Any] = seen | {"name": "Orin (nvgpu)"}
+
+    assert gpu_facts(seen) == gpu_facts(other) == {"computeCapability": "8.7", "sms": 16}
 
 
 @pytest.mark.parametrize(
@@ -352,3 +356,13 @@ def test_a_jetsons_gpu_has_no_name_and_no_ecc() -> None:
 )
 def test_summary_of_gpus(facts: Any, line: str) -> None:
     assert summary(facts) == line
+
+
+def test_an_unknown_fact_makes_an_engine_for_one_node_only() -> None:
+    known = combine(JETSON, on(ORIN))
+    unknown = combine(JETSON, on(ORIN | {"sms": None}, cudaMajor=None))
+
+    assert of_node(known, "a") == known
+    assert unknowns(unknown) == ["gpus[0].sms", "cudaMajor"]
+    assert len({identify(of_node(unknown, node)) for node in ("a", "b")}) == 2
+    assert summary(of_node(unknown, "a")).endswith(", node a only")

@@ -25,6 +25,9 @@ from . import retry, stages, support
 from .model import Action, Delete, Event, Failure, HardwareClass, Job, LabelNode, Node, Plan, Settings, StartProbe, WriteObservations
 from .status import Say, merge_conditions
 
+MAX_UNKNOWN = 3
+"""Nodes of a class that may have engines of their own because a hard fact of them is unknown."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClassSnapshot:
@@ -83,9 +86,13 @@ def decide_class(s: ClassSnapshot, now: float) -> Plan:
     kept_states = [p for (i, h), p in sorted(states.items()) if i == image and h in live_hosts]
     keep_digests = {p.image_digest for p in probed if p.image == image} | s.images_in_use
     counts: dict[str, ClassFingerprint] = {}
+    seen_on = {node.name: _observe(hwc, s.fingerprints.get(node.name), probed, keep_digests) for node in mine}
+    unknown = _unknown(hwc.name, mine, {name: current for name, (_, current) in seen_on.items()})
     for node in s.nodes:
         member = node in mine
-        observations, current = _observe(hwc, s.fingerprints.get(node.name), probed, keep_digests) if member else ((), None)
+        observations, current = seen_on.get(node.name, ((), None))
+        if node.name in unknown[MAX_UNKNOWN:]:
+            observations, current = tuple(o for o in observations if "node" not in o.facts), None
         nf = s.fingerprints.get(node.name)
         if nf is not None:
             before = tuple(o for o in nf.observations if o.hardware_class == hwc.name)
@@ -105,7 +112,8 @@ def decide_class(s: ClassSnapshot, now: float) -> Plan:
             changes[labels.LEFT_PREFIX + hwc.name] = None
         if changes:
             actions.append(LabelNode(node.name, node.resource_version, changes, "its fingerprint under this class"))
-    status = _status(s, refused, mine, groups, waiting, counts, probed, kept_states, now)
+    told = _unknown_words(unknown, {name: current for name, (_, current) in seen_on.items()})
+    status = _status(s, refused, mine, groups, waiting, counts, probed, kept_states, told, now)
     changed = status.to_json_dict()
     return Plan(tuple(actions), None if changed == hwc.status.to_json_dict() else changed, tuple(events), min(wakes, default=None))
 
@@ -195,12 +203,12 @@ def _observe(
     for p in probed:
         if p.host_digest != nf.host.digest or p.image_digest not in keep:
             continue
-        facts = fingerprint.combine(nf.host.facts, p.runtime)
+        facts = fingerprint.of_node(fingerprint.combine(nf.host.facts, p.runtime), nf.node)
         o = Observation.model_validate(
             {
                 "class": hwc.name,
                 "imageDigest": p.image_digest,
-                "device": "cpu",
+                "device": "gpu" if fingerprint.runs_on_gpu(facts) else "cpu",
                 "id": fingerprint.identify(facts),
                 "summary": fingerprint.summary(facts),
                 "facts": facts,
@@ -211,6 +219,23 @@ def _observe(
         if hwc.is_current(p):
             current = o
     return tuple(found[digest] for digest in sorted(found)), current
+
+
+def _unknown(name: str, mine: list[Node], current: Mapping[str, Observation | None]) -> list[str]:
+    """Names of the nodes of which a hard fact is unknown; those that have an engine of their own already come first."""
+    found = [(n.labels.get(labels.fp_key(name)) != o.id, n.name) for n in mine if (o := current.get(n.name)) and "node" in o.facts]
+    return [node for _, node in sorted(found)]
+
+
+def _unknown_words(nodes: list[str], current: Mapping[str, Observation | None]) -> Say | None:
+    """What the class says of nodes with unknown facts; None when there are none."""
+    if not nodes:
+        return None
+    paths = dict.fromkeys(path for node in nodes if (o := current[node]) for path in fingerprint.unknowns(o.facts))
+    text = f"{', '.join(paths)} is unknown on {', '.join(nodes[:3])}{' …' if len(nodes) > 3 else ''}: an engine made there is for that node only"
+    if len(nodes) <= MAX_UNKNOWN:
+        return Say(True, "FactsUnknown", f"{text}.")
+    return Say(False, "FactsUnknown", f"{text}, and no more than {MAX_UNKNOWN} of {len(nodes)} nodes get one.")
 
 
 def _leave(name: str, node: Node, now: float, grace: float) -> tuple[dict[str, str | None], float | None]:
@@ -253,6 +278,7 @@ def _status(
     counts: Mapping[str, ClassFingerprint],
     probed: list[ProbedRuntime],
     states: list[ProbeState],
+    unknown: Say | None,
     now: float,
 ) -> HardwareClassStatus:
     hwc = s.hardware_class
@@ -270,7 +296,7 @@ def _status(
     elif silent:
         say = Say(False, "AgentSilent", f"The node agent has not reported on {silent} of {len(mine)} nodes.")
     else:
-        say = Say(True, "Observed", f"{len(mine)} nodes, {len(counts)} fingerprints.")
+        say = unknown or Say(True, "Observed", f"{len(mine)} nodes, {len(counts)} fingerprints.")
     stalled = bool(refused) or bool(old) or any(retry.is_permanent(p) for p in states)
     conditions = {
         "Ready": say,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from enginefleet_api import fingerprint
 from enginefleet_api.jobs import BuildRequest, FetchRequest, PreflightTarget, ProbeRequest, RuntimeCheckRequest
 from enginefleet_api.resources import API_VERSION
 
@@ -21,6 +22,8 @@ PROBE_DEADLINE = 300
 MARGIN = 60
 """The worker's own deadline lies this much before the pod's, so that a message is always left."""
 SERVE_PORT = 8080
+ALL_GPUS = ({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}, {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "compute,utility"})
+"""What NVIDIA's container runtime gives a pod that holds no device."""
 NO_API_ACCESS = {"name": NO_TOKEN, "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "readOnly": True}
 """Where a container has this mount the API server puts no token, whatever service account the user's template names."""
 
@@ -107,7 +110,12 @@ def build_job(s: Snapshot, action: StartBuild) -> dict[str, Any]:
     spec = action.spec
     hardware_class = s.classes[spec.hardware_class]
     request = BuildRequest.model_validate(spec.request).model_copy(
-        update={"holder": f"{action.build_uid}/{action.attempt}", "timeout_seconds": BUILD_DEADLINE - MARGIN, "node": ""}
+        update={
+            "holder": f"{action.build_uid}/{action.attempt}",
+            "timeout_seconds": BUILD_DEADLINE - MARGIN,
+            "node": "",
+            "python": hardware_class.spec.runtime.python,
+        }
     )
     node_env = {"name": "ENGINEFLEET_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     return pods.job(
@@ -143,9 +151,16 @@ def _carries(node_labels: Any, spec: Any) -> bool:
 
 
 def probe_job(hardware_class: HardwareClass, action: StartProbe, namespace: str, ttl: int) -> dict[str, Any]:
-    """Holds no device: what a library says of itself needs none, and a serving pod may hold the only one."""
+    """Holds no device where it can do without: a serving pod may hold the only one, and looking at a GPU needs none of it.
+
+    A container runtime that gives GPUs only to those who hold one shows itself by a failed first attempt; every second one holds the device.
+    A slice of a GPU is held at once: a look at all of them would take the first for the one that the class means.
+    """
     spec = hardware_class.spec
-    request = ProbeRequest(backend=spec.backend, execution_provider=spec.execution_provider)
+    request = ProbeRequest(backend=spec.backend, execution_provider=spec.execution_provider, python=spec.runtime.python)
+    gpu = fingerprint.runs_on_gpu({"backend": spec.backend, "executionProvider": spec.execution_provider})
+    names = [name for wanted in spec.runtime.resources.values() if isinstance(wanted, dict) for name in wanted]
+    holds = gpu and (action.attempt % 2 == 0 or any("/mig-" in name for name in names))
     return pods.job(
         name=action.job,
         namespace=namespace,
@@ -154,8 +169,8 @@ def probe_job(hardware_class: HardwareClass, action: StartProbe, namespace: str,
         owners=pods.owner("HardwareClass", hardware_class.name, hardware_class.uid),
         image=spec.runtime.image,
         command=["enginefleet", "probe"],
-        env=[pods.request_env(request.model_dump_json(by_alias=True, exclude_none=True))],
-        resources={},
+        env=[pods.request_env(request.model_dump_json(by_alias=True, exclude_none=True)), *(ALL_GPUS if gpu and not holds else ())],
+        resources=spec.runtime.resources if holds else {},
         node_selector={},
         affinity=pods.on_node(action.node),
         tolerations=spec.runtime.tolerations,
