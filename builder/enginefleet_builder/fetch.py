@@ -14,11 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from enginefleet_api import fingerprint
 from enginefleet_api.documents import Answer, BuildRecord, Verdict
 from enginefleet_api.errors import EnvironmentFault, PermanentError, TransientFault
 from enginefleet_api.jobs import EngineManifest, FetchReport, FetchRequest, StoreRef
 
-from . import probe
+from . import device, probe
 from .cache import CHUNK, NodeCache
 from .io import Progress
 from .store.base import Store
@@ -57,7 +58,7 @@ def fetch(request: FetchRequest, progress: Progress, open_store: OpenStore = ope
     """Raises EnvironmentFault `WrongDevice`, `DiskFull`; PermanentError `NotProven`, `BlobDamaged`, `ObjectMissing`; TransientFault."""
     started = time.monotonic()
     progress("check the device")
-    probe.check_device(request.facts, probe.host_facts())
+    check_device(request, progress)
     cache = NodeCache(Path(request.cache_path) if request.cache_path else None, request)
     engine = Path(request.engine_path) / _file_name(request)
     try:
@@ -85,6 +86,19 @@ def fetch(request: FetchRequest, progress: Progress, open_store: OpenStore = ope
 def _allowed(request: FetchRequest, cache: NodeCache, store: Store, progress: Progress) -> _Allowed:
     progress("ask the store for the verdict")
     records = Records(store)
+def check_device(request: FetchRequest, progress: Progress) -> None:
+    """What this init container can see: the host, and the GPU where it was given to this container too."""
+    probe.check_device(request.facts, probe.host_facts())
+    if fingerprint.runs_on_gpu(request.facts):
+        seen = device.cuda()
+        if seen["gpus"]:
+            probe.check_gpu(request.facts, {"gpus": device.gpus(seen)})
+        else:
+            progress.log(
+                f"the GPU is not checked before loading, as this container has none: {seen.get('error') or 'CUDA counts 0 devices'}"
+            )
+
+
     try:
         found = records.newest_verdict(request.engine_key, request.gate_key, request.blob)
         record = records.build(request.engine_key, request.blob)

@@ -14,11 +14,12 @@ import pytest
 
 from enginefleet_api import fingerprint
 from enginefleet_api.errors import EnvironmentFault, PermanentError
-from enginefleet_api.jobs import BuildRequest, ProbeReport, ProbeRequest, Termination
+from enginefleet_api.jobs import BuildRequest, FetchRequest, ProbeReport, ProbeRequest, StoreRef, Termination
 from enginefleet_builder import device, probe
 from enginefleet_builder.build.device import check_here
 from enginefleet_builder.device import observe
 from enginefleet_builder.device.files import HostFiles
+from enginefleet_builder.fetch import check_device
 from enginefleet_builder.io import Cancellation, progress_for
 from enginefleet_builder.worker import libraries
 from tests.builder.standins.build import Standins, interpreter, library
@@ -375,3 +376,20 @@ def test_the_command_prints_for_people_and_for_programs(standins: Standins) -> N
     assert by_backend["onnxruntime"]["fingerprint"] in shown
     assert "SIMULATED H200, SM 9.0 x132, TensorRT 8.6.1.6" in shown
     assert "cudaMajor is unknown" in shown
+
+
+def test_an_init_container_checks_the_gpu_where_it_was_given_one(standins: Standins, monkeypatch: pytest.MonkeyPatch) -> None:
+    standins.tensorrt("libnvinfer.so.8", "8.6.1.6", "-DWHOLE=8601")
+    facts = fingerprint.combine(probe.host_facts(), device.facts(str(standins.python), "tensorrt"))
+    asked = FetchRequest(
+        engine_key="e" * 64, gate_key="a" * 64, blob="sha256:" + "b" * 64, size=1, fingerprint=fingerprint.identify(facts), facts=facts,
+        store=StoreRef(uri="file:///nowhere"),
+    )  # fmt: skip
+    progress = progress_for(sys.stderr, Cancellation(None))
+    check_device(asked, progress)
+    set_all(monkeypatch, gpus("NVIDIA H200|9|0|66|0|1|70000|0"))
+    with pytest.raises(EnvironmentFault, match="number of SMs is 66 here"):
+        check_device(asked, progress)
+    set_all(monkeypatch, gpus(""))
+    check_device(asked, progress)
+    assert "this container has none: CUDA counts 0 devices" in progress.log_tail[-1]
