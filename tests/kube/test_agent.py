@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from localcluster import Cluster
+from tests.hosts.trees import plant
 from tests.kube.conftest import CPUINFO, NAMESPACE, NODE, ROOT
 
 USER = f"system:serviceaccount:{NAMESPACE}:enginefleet-agent"
@@ -111,3 +112,14 @@ def test_the_probe_says_alive_and_the_agent_ends_at_once_when_told(agent: Cluste
 def cpu_ticks(process: Path) -> int:
     fields = (process / "stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
+
+
+def test_a_jetson_that_is_labelled_tells_its_module_its_release_and_its_power_mode(agent: Cluster) -> None:
+    root = plant("jetpack-6.2", agent.node_root(NODE))
+    (root / "proc/cpuinfo").write_text(CPUINFO)
+    agent.kubectl("apply", "-f", str(ROOT / "deploy" / "41-agent-jetson.yaml"))
+    agent.kubectl("label", "node", NODE, "enginefleet.io/jetson=true")
+    host = until(lambda: (seen := found(agent)["spec"]["host"])["facts"].get("jetson", {}).get("l4t") and seen, within=60)
+    assert host["facts"]["jetson"] == {"module": "p3767-0005", "l4t": "36.4.3"}
+    assert host["context"]["powerMode"] == "2 (MAXN_SUPER)"
+    assert host["facts"]["simulated"] == "EngineFleet simulated CPU"
