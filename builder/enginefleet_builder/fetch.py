@@ -22,12 +22,12 @@ from enginefleet_api.jobs import EngineManifest, FetchReport, FetchRequest, Stor
 from . import device, probe
 from .cache import CHUNK, NodeCache
 from .io import Progress
+from .layouts import engine_file, finish
 from .store.base import Store
 from .store.layout import digest_hex
 from .store.records import Records
 
 MODEL_NAME_VARIABLE = "ENGINEFLEET_MODEL_NAME"
-ENGINE_FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan", "tensorrt-rtx": "model.plan"}
 MANIFEST = "engine.json"
 RUNTIME_CHECK = ".enginefleet/runtime_check.py"
 """Copied beside the engine, so that the runtime check can run in images that know nothing of EngineFleet."""
@@ -55,12 +55,14 @@ class _Allowed:
 
 
 def fetch(request: FetchRequest, progress: Progress, open_store: OpenStore = open_for_reading) -> FetchReport:
-    """Raises EnvironmentFault `WrongDevice`, `DiskFull`; PermanentError `NotProven`, `BlobDamaged`, `ObjectMissing`; TransientFault."""
+    """Raises EnvironmentFault `WrongDevice`, `DiskFull`; PermanentError `NotProven`, `BlobDamaged`, `ObjectMissing`; TransientFault; layouts' errors."""
     started = time.monotonic()
     progress("check the device")
     check_device(request, progress)
     cache = NodeCache(Path(request.cache_path) if request.cache_path else None, request)
-    engine = Path(request.engine_path) / _file_name(request)
+    name = os.environ.get(MODEL_NAME_VARIABLE) or request.model_name
+    folder = Path(request.engine_path)
+    engine = folder / engine_file(request.layout, name, request.facts)
     try:
         engine.parent.mkdir(parents=True, exist_ok=True)
         # A node that has everything asks the store only briefly: after a reboot without a link each second counts.
@@ -71,21 +73,19 @@ def fetch(request: FetchRequest, progress: Progress, open_store: OpenStore = ope
         if not from_cache:
             progress("fetch the engine from the store")
             Records(store).fetch_blob(request.blob, engine, size=request.size, progress=progress)
-        _write_manifest(request, engine, allowed.record)
+        _keep(cache, allowed, engine, progress)
+        finish(request.layout, engine, allowed.record)
+        _write_manifest(request, name, folder, engine, allowed.record)
     except OSError as error:
         where = error.filename or request.engine_path
         raise EnvironmentFault(
             "DiskFull" if error.errno == 28 else "VolumeNotWritable", f"{where}: {error.strerror}.", "Check the volume."
         ) from error
-    _keep(cache, allowed, engine, progress)
     return FetchReport(
         blob=request.blob, source="cache" if from_cache else "store", verdict=allowed.name, seconds=f"{time.monotonic() - started:.2f}"
     )
 
 
-def _allowed(request: FetchRequest, cache: NodeCache, store: Store, progress: Progress) -> _Allowed:
-    progress("ask the store for the verdict")
-    records = Records(store)
 def check_device(request: FetchRequest, progress: Progress) -> None:
     """What this init container can see: the host, and the GPU where it was given to this container too."""
     probe.check_device(request.facts, probe.host_facts())
@@ -99,6 +99,9 @@ def check_device(request: FetchRequest, progress: Progress) -> None:
             )
 
 
+def _allowed(request: FetchRequest, cache: NodeCache, store: Store, progress: Progress) -> _Allowed:
+    progress("ask the store for the verdict")
+    records = Records(store)
     try:
         found = records.newest_verdict(request.engine_key, request.gate_key, request.blob)
         record = records.build(request.engine_key, request.blob)
@@ -157,32 +160,24 @@ def _keep(cache: NodeCache, allowed: _Allowed, engine: Path, progress: Progress)
         progress.log(f"the node's cache is not written: {error}")
 
 
-def _file_name(request: FetchRequest) -> str:
-    backend = str(request.facts.get("backend"))
-    if backend not in ENGINE_FILES:
-        raise PermanentError(
-            "BackendUnknown", f"facts name the backend {backend!r}, expected one of {', '.join(ENGINE_FILES)}.", "Correct the request."
-        )
-    return ENGINE_FILES[backend]
-
-
-def _write_manifest(request: FetchRequest, engine: Path, record: BuildRecord | None) -> None:
+def _write_manifest(request: FetchRequest, name: str, folder: Path, engine: Path, record: BuildRecord | None) -> None:
     """Last of all: a server that finds it finds the whole engine."""
     manifest = EngineManifest(
-        model_name=os.environ.get(MODEL_NAME_VARIABLE, ""),
+        model_name=name,
         engine_key=request.engine_key,
         blob=request.blob,
         size=request.size,
         fingerprint=request.fingerprint,
-        file=engine.name,
+        file=engine.relative_to(folder).as_posix(),
+        layout=request.layout,
         facts=request.facts,
         recipe=record.recipe if record else {},
         precision=record.precision if record else "",
         preprocessing=request.preprocessing,
     )
-    check = engine.parent / RUNTIME_CHECK
+    check = folder / RUNTIME_CHECK
     check.parent.mkdir(exist_ok=True)
     shutil.copyfile(Path(__file__).with_name("runtime_check.py"), check)
-    partial = engine.with_name(MANIFEST + ".partial")
+    partial = folder / (MANIFEST + ".partial")
     partial.write_text(manifest.model_dump_json(by_alias=True, indent=1))
-    partial.replace(engine.with_name(MANIFEST))
+    partial.replace(folder / MANIFEST)

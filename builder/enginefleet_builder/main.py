@@ -350,8 +350,10 @@ def preflight(
 
 
 @app.command()
-def inspect(path: Annotated[Path, typer.Argument(help="An .onnx file, an engine or its folder.")], as_json: AsJson = False) -> None:
-    """Show what a model or engine is: inputs, outputs, operators, precision."""
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A model, an engine, a timing cache or a folder with one.")], as_json: AsJson = False
+) -> None:
+    """Say what a file is, without a GPU: an ONNX model, a TensorRT plan and its release, an Ultralytics engine, a timing cache."""
 
     def work(progress: Progress) -> Any:
         from .build.inspect import inspect as job
@@ -367,12 +369,15 @@ def serve(
     engine: Annotated[Path, typer.Option(envvar="ENGINEFLEET_ENGINE_PATH", help="Folder with engine.json.")] = Path("/engine"),
     host: Annotated[str, typer.Option(envvar="ENGINEFLEET_HOST", help="Address to listen on; empty: all of them, IPv4 and IPv6.")] = "",
     port: Annotated[int, typer.Option(envvar="ENGINEFLEET_PORT")] = 8080,
+    python: Annotated[
+        str, typer.Option(envvar="ENGINEFLEET_PYTHON", help="The interpreter that owns the bindings of TensorRT.")
+    ] = "python3",
 ) -> None:
     """Serve an engine by the Open Inference Protocol v2 (HTTP)."""
     from .serve.engine import load
 
     try:
-        loaded = load(engine)
+        loaded = load(engine, python)
     except EngineFleetError as error:
         write_termination(failed(error, []), termination_log())
         shell.show_failure(error, as_json=False)

@@ -220,6 +220,10 @@ class FetchRequest(Contract):
     facts: dict[str, Any]
     store: StoreRef
     engine_path: str = "/engine"
+    layout: Literal["plain", "triton", "ultralytics"] = "plain"
+    """spec.serving.layout."""
+    model_name: str = ""
+    """Of the ModelDeployment: what servers call the model."""
     cache_path: str = ""
     """Node cache folder; empty: none."""
     preprocessing: Preprocessing | None = None
@@ -252,6 +256,8 @@ class EngineManifest(Contract):
     size: int
     fingerprint: str
     file: str
+    """Relative to the folder of engine.json."""
+    layout: Literal["plain", "triton", "ultralytics"] = "plain"
     facts: dict[str, Any]
     recipe: dict[str, Any] = Field(default_factory=dict)
     precision: str = ""

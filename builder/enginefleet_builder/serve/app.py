@@ -15,8 +15,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from enginefleet_api.errors import EngineFleetError
+
 from .engine import Engine
 from .protocol import BadRequest, answer, parse_inputs, parse_outputs
+from .worker import SENDERS_FAULT
 
 BODY_LIMIT = 64 << 20
 DRAIN_SECONDS = 25
@@ -33,18 +36,19 @@ def make_app(engine: Engine, body_limit: int = BODY_LIMIT) -> Starlette:
         return JSONResponse({"name": "enginefleet", "version": _version(), "extensions": []})
 
     async def live(_request: Request) -> Response:
-        return JSONResponse({"live": True})
+        # a lost CUDA context or a crash is cured by a new process only: the kubelet starts one
+        return JSONResponse({"live": True}) if engine.fault is None else _error(503, str(engine.fault))
 
     async def ready(_request: Request) -> Response:
         # The engine is loaded before the server listens.
-        return JSONResponse({"ready": True})
+        return JSONResponse({"ready": True}) if engine.fault is None else _error(503, str(engine.fault))
 
     async def model(_request: Request) -> Response:
         return JSONResponse(
             {
                 "name": engine.name,
                 "versions": ["1"],
-                "platform": "onnxruntime_onnx",
+                "platform": engine.platform,
                 "inputs": [tensor.describe() for tensor in engine.inputs],
                 "outputs": [tensor.describe() for tensor in engine.outputs],
                 "parameters": {
@@ -56,7 +60,7 @@ def make_app(engine: Engine, body_limit: int = BODY_LIMIT) -> Starlette:
         )
 
     async def model_ready(_request: Request) -> Response:
-        return JSONResponse({"name": engine.name, "ready": True})
+        return JSONResponse({"name": engine.name, "ready": True}) if engine.fault is None else _error(503, str(engine.fault))
 
     async def infer(request: Request) -> Response:
         body = await _read(request, body_limit)
@@ -73,7 +77,10 @@ def make_app(engine: Engine, body_limit: int = BODY_LIMIT) -> Starlette:
         except BadRequest as error:
             return _error(400, str(error))
         request_id = value.get("id")
-        arrays = await to_thread.run_sync(engine.run, [tensor.name for tensor in outputs], feeds, limiter=slots)
+        try:
+            arrays = await to_thread.run_sync(engine.run, [tensor.name for tensor in outputs], feeds, limiter=slots)
+        except EngineFleetError as error:
+            return _error(400 if error.reason == SENDERS_FAULT else 503, str(error))
         return JSONResponse(answer(engine.name, None if request_id is None else str(request_id), outputs, arrays))
 
     def named(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
@@ -104,7 +111,10 @@ def serve(engine: Engine, host: str, port: int) -> None:
     # uvicorn raises the signal again once it has drained; a handler of our own makes that the end of this function, not of the process.
     signal.signal(signal.SIGTERM, lambda _number, _frame: None)
     signal.signal(signal.SIGINT, lambda _number, _frame: None)
-    uvicorn.run(make_app(engine), host=host, port=port, log_level="warning", timeout_graceful_shutdown=DRAIN_SECONDS)
+    try:
+        uvicorn.run(make_app(engine), host=host, port=port, log_level="warning", timeout_graceful_shutdown=DRAIN_SECONDS)
+    finally:
+        engine.close()
 
 
 async def _read(request: Request, limit: int) -> bytes | None:

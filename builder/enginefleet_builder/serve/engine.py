@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
 
 import numpy as np
 from pydantic import ValidationError
 
-from enginefleet_api.errors import EnvironmentFault, PermanentError
+from enginefleet_api.documents import TensorSpec
+from enginefleet_api.errors import EngineFleetError, EnvironmentFault, PermanentError
 from enginefleet_api.jobs import EngineManifest
+from enginefleet_builder import layouts
 from enginefleet_builder.backends import ort_session
 from enginefleet_builder.backends.classify import refused
 from enginefleet_builder.backends.providers import PROVIDERS
+from enginefleet_builder.backends.registry import backend_for
 from enginefleet_builder.backends.threads import resolve_threads
 from enginefleet_builder.fetch import MANIFEST, MODEL_NAME_VARIABLE
 from enginefleet_builder.gate.arrays import FloatArray
 from enginefleet_builder.gate.preprocessing import Preprocessor
 from enginefleet_builder.gate.readers.files import decode_bytes
 from enginefleet_builder.probe import onnxruntime_facts
-from enginefleet_builder.store.base import sha256_of
 
-from .protocol import DATATYPE_OF_ORT, Tensor
+from .protocol import DATATYPE_OF_DTYPE, DATATYPE_OF_ORT, Tensor
+from .worker import WorkerSession
 
 MOST_PIXELS = 25_000_000
 """Largest picture that is decoded: 75 MB in memory, which a request of a few KB can ask for."""
 REFETCH = "Delete the pod: its replacement fetches the engine again."
+
+
+class Session(Protocol):
+    """What ONNX Runtime's InferenceSession offers, which is used as it is."""
+
+    def run(self, outputs: list[str], feeds: dict[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +46,7 @@ class Engine:
 
     name: str
     manifest: EngineManifest
-    session: Any
+    session: Session
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     preprocessor: Preprocessor | None = None
@@ -48,19 +58,62 @@ class Engine:
         return self.preprocessor.picture(decode_bytes(data, f"picture {index}", MOST_PIXELS))
 
     def run(self, outputs: list[str], feeds: dict[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
-        found: list[np.ndarray[Any, Any]] = self.session.run(outputs, feeds)
-        return found
+        return self.session.run(outputs, feeds)
+
+    @property
+    def fault(self) -> EngineFleetError | None:
+        """Why nothing can be inferred any more in this process; None while all is well."""
+        return self.session.fault if isinstance(self.session, WorkerSession) else None
+
+    @property
+    def platform(self) -> str:
+        return {"tensorrt": "tensorrt_plan", "tensorrt-rtx": "tensorrt_rtx_plan"}.get(
+            str(self.manifest.facts.get("backend")), "onnxruntime_onnx"
+        )
+
+    def close(self) -> None:
+        if isinstance(self.session, WorkerSession):
+            self.session.close()
 
 
-def load(folder: Path) -> Engine:
-    """The engine in `folder`, which `enginefleet fetch` wrote.
+def load(folder: Path, python: str = "python3") -> Engine:
+    """The engine in `folder`, which `enginefleet fetch` wrote. `python`: the interpreter that owns TensorRT's bindings.
 
     Raises EnvironmentFault `EngineMissing`, `EngineDamaged`, `RuntimeMismatch`, `ExecutionProviderMissing`, `ExecutionProviderInactive`;
-    PermanentError `EngineRefused` when ONNX Runtime refuses it.
+    PermanentError `EngineRefused` when ONNX Runtime refuses it; what the backend's load raises for an engine of TensorRT.
     """
     manifest = _manifest(folder)
-    path = folder / Path(manifest.file).name
+    relative = PurePosixPath(manifest.file)
+    if relative.is_absolute() or ".." in relative.parts:
+        raise EnvironmentFault("EngineDamaged", f"{folder / MANIFEST} names a file outside of its folder.", REFETCH)
+    path = folder / relative
     _verify(path, manifest)
+    backend = str(manifest.facts.get("backend", "onnxruntime"))
+    if backend not in layouts.ENGINE_FILES:
+        known = ", ".join(layouts.ENGINE_FILES)
+        raise PermanentError(
+            "BackendUnknown", f"the engine is one of {backend!r}, this server knows {known}.", "Serve it with another one."
+        )
+    return _with_onnxruntime(path, manifest) if backend == "onnxruntime" else _with_worker(path, manifest, python)
+
+
+def _with_worker(path: Path, manifest: EngineManifest, python: str) -> Engine:
+    name = str(manifest.facts["backend"])
+    backend = backend_for(name, python=python)
+    found, wanted = backend.versions().get(name), manifest.facts.get("backendVersion")
+    if wanted is not None and found != wanted:
+        message = f"this image has {name} {found or 'of unknown version'}, the engine was proven with {wanted}."
+        raise EnvironmentFault("RuntimeMismatch", message, f"Serve with an image that has {name} {wanted}.")
+    with layouts.bare(manifest.layout, path) as plan:
+        session = WorkerSession(lambda progress: backend.load(plan, manifest.recipe, progress))
+    try:
+        return _engine(manifest, session, _specified(session.inputs), _specified(session.outputs))
+    except BaseException:
+        session.close()
+        raise
+
+
+def _with_onnxruntime(path: Path, manifest: EngineManifest) -> Engine:
     provider = str(manifest.facts.get("executionProvider", "CPU"))
     seen = onnxruntime_facts(provider)
     found, wanted = seen["backendVersion"], manifest.facts.get("backendVersion")
@@ -83,10 +136,13 @@ def load(folder: Path) -> Engine:
         raise PermanentError(
             "EngineRefused", f"ONNX Runtime refuses {path.name}: {str(error).strip()[:400]}", "It is built again."
         ) from error
+    return _engine(manifest, session, _tensors(session.get_inputs()), _tensors(session.get_outputs()))
+
+
+def _engine(manifest: EngineManifest, session: Session, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Engine:
     name = os.environ.get(MODEL_NAME_VARIABLE) or manifest.model_name or "model"
-    inputs = _tensors(session.get_inputs())
     preprocessor = Preprocessor.of(manifest.preprocessing) if manifest.preprocessing is not None and len(inputs) == 1 else None
-    return Engine(name, manifest, session, inputs, _tensors(session.get_outputs()), preprocessor)
+    return Engine(name, manifest, session, inputs, outputs, preprocessor)
 
 
 def _manifest(folder: Path) -> EngineManifest:
@@ -102,7 +158,7 @@ def _manifest(folder: Path) -> EngineManifest:
 
 def _verify(path: Path, manifest: EngineManifest) -> None:
     try:
-        found = "sha256:" + sha256_of(path)
+        found = "sha256:" + layouts.engine_sha256(manifest.layout, path)
     except OSError as error:
         raise EnvironmentFault("EngineMissing", f"{path}: {error.strerror}.", REFETCH) from error
     if found != manifest.blob:
@@ -113,11 +169,14 @@ def _tensors(values: Any) -> tuple[Tensor, ...]:
     return tuple(Tensor(value.name, _datatype(value.name, value.type), _shape(value.shape)) for value in values)
 
 
-def _datatype(name: str, kind: str) -> str:
-    if kind not in DATATYPE_OF_ORT:
-        known = ", ".join(DATATYPE_OF_ORT)
-        raise PermanentError("EngineRefused", f"{name} is {kind}, this server knows {known}.", "Serve it with another server.")
-    return DATATYPE_OF_ORT[kind]
+def _specified(specs: Sequence[TensorSpec]) -> tuple[Tensor, ...]:
+    return tuple(Tensor(spec.name, _datatype(spec.name, spec.dtype, DATATYPE_OF_DTYPE), _shape(spec.shape)) for spec in specs)
+
+
+def _datatype(name: str, kind: str, known: Mapping[str, str] = DATATYPE_OF_ORT) -> str:
+    if kind not in known:
+        raise PermanentError("EngineRefused", f"{name} is {kind}, this server knows {', '.join(known)}.", "Serve it with another server.")
+    return known[kind]
 
 
 def _shape(shape: Any) -> tuple[int, ...]:

@@ -34,6 +34,10 @@ DTYPES: dict[str, np.dtype[Any]] = {
 _ORT_NAMES = ("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float", "double", "string")
 DATATYPE_OF_ORT = {f"tensor({name})": datatype for name, datatype in zip(_ORT_NAMES, DTYPES, strict=True)}
 
+_NAMES = ("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "string")
+DATATYPE_OF_DTYPE = dict(zip(_NAMES, DTYPES, strict=True)) | {"bfloat16": "FP32"}
+"""As documents.TensorSpec names types. The protocol has bfloat16 too, JSON and NumPy have no numbers for it."""
+
 
 class BadRequest(Exception):
     """Status 400; the text is for the sender."""
