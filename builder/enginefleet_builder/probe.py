@@ -24,8 +24,9 @@ MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 def probe(request: ProbeRequest, progress: Progress) -> ProbeReport:
     """Raises EnvironmentFault `NoGPU`, `RuntimeMissing`, `ExecutionProviderMissing`; PermanentError `BackendUnknown`."""
     progress(f"probe {request.backend}")
-    runtime = runtime_facts(request.backend, request.execution_provider, request.python)
-    return ProbeReport(runtime=runtime, host=host_facts(), context=device.context() if fingerprint.runs_on_gpu(runtime) else {})
+    runtime = runtime_facts(request.backend, request.execution_provider, request.python, cross=request.compute_capability or None)
+    looks = fingerprint.runs_on_gpu(runtime) and fingerprint.cross_capability(runtime) is None
+    return ProbeReport(runtime=runtime, host=host_facts(), context=device.context() if looks else {})
 
 
 def runtime_facts(backend: str, execution_provider: str, python: str, *, cross: str | None = None) -> dict[str, Any]:

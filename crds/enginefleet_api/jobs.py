@@ -196,6 +196,8 @@ class ProbeRequest(Contract):
     execution_provider: str = "CPU"
     python: str = "python3"
     """The interpreter that owns the bindings of TensorRT."""
+    compute_capability: str = ""
+    """Of a GPU that is not here and that is built for; then none is looked for."""
 
 
 class ProbeReport(Contract):

@@ -207,6 +207,8 @@ class Runtime(Contract):
     """Requests and limits of probe, build and serving containers. May be empty: a Jetson often has no device plugin."""
     tolerations: Annotated[list[FreeObject], Field(max_length=32)] = Field(default_factory=list)
     """Tolerations of the pods, as in a pod's spec."""
+    supplemental_groups: Annotated[list[Annotated[int, Field(ge=1, le=2147483647)]], Field(max_length=16)] = Field(default_factory=list)
+    """Ids of groups that may open the devices, like 44 (video) on a Jetson: pods do not run as root."""
 
 
 class Builds(Contract):
@@ -219,7 +221,9 @@ class Builds(Contract):
     when_busy: Literal["Auto", "Wait"] = "Wait"
     """Wait: for a node of the fingerprint without a serving pod. Auto: beside or instead of one, within the rollout's budget."""
     memory_reserve: QuantityText = "1Gi"
-    """Memory that a build beside a serving pod leaves free."""
+    """Memory of the node that a build by TensorRT leaves free: below it the build ends by itself."""
+    compute_capability: Annotated[str, matching(r"^([0-9]{1,2}\.[0-9])?$", "the compute capability of a GPU, like 8.6", max_length=4)] = ""
+    """Build for GPUs of this compute capability, which the nodes of the class do not have. Only TensorRT for RTX can; nothing is run, so no pod gets it."""
 
 
 class PrepareSettings(Contract):
@@ -230,7 +234,7 @@ class PrepareSettings(Contract):
     node_selector: Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=16)] = Field(default_factory=dict)
     """Labels of the nodes that prepare Jobs may run on; empty: the class's."""
     resources: FreeObject = Field(default_factory=dict)
-    """Requests and limits of prepare Jobs; empty: the runtime's."""
+    """Requests and limits of prepare Jobs. Devices are left out: nothing is prepared on a GPU."""
     image: OptionalImage = ""
     """Image of prepare Jobs; empty: the one that the operator was started with, else the runtime's."""
 
@@ -270,8 +274,13 @@ class HardwareClassSpec(Contract):
             ".executionProvider",
         ),
         Rule(
+            "self.backend == 'tensorrt-rtx' || !has(self.builds) || self.builds.computeCapability == ''",
+            "only TensorRT for RTX builds for a GPU that is not there: leave computeCapability out, or write backend: tensorrt-rtx",
+            ".builds",
+        ),
+        Rule(
             "self.backend == oldSelf.backend && self.executionProvider == oldSelf.executionProvider",
-            "backend and executionProvider do not change, engines that are served are of them: make another HardwareClass",
+            "backend and executionProvider do not change, engines that are served are of them: write another HardwareClass",
         ),
         Rule(
             "self.runtime.candidateImage == '' || self.runtime.candidateImage != self.runtime.image",

@@ -92,6 +92,7 @@ spec:
     runtimeClassName: nvidia
     resources: {limits: {nvidia.com/gpu: "1"}}
     tolerations: [{key: dedicated, operator: Exists}]
+    supplementalGroups: [44]
   builds: {maxConcurrent: 1, windows: [], whenBusy: Auto, memoryReserve: 1Gi}
   prepare: {mode: Local, nodeSelector: {pool: prepare}, resources: {}}
   onVersionChange: Rebuild

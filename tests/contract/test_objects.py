@@ -184,7 +184,7 @@ def test_what_runs_the_engines_of_a_class_does_not_change(api: ApiServer) -> Non
     api.apply(obj)
 
     for change in ({"executionProvider": "OpenVINO"}, {"backend": "tensorrt"}):
-        with pytest.raises(Refused, match="make another HardwareClass"):
+        with pytest.raises(Refused, match="write another HardwareClass"):
             api.patch(obj, {"spec": change})
     api.patch(obj, {"spec": {"runtime": {"image": "registry.example/builder:2"}}})
 

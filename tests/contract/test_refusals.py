@@ -295,6 +295,18 @@ WRONG = [
         "leave it out, or write backend: onnxruntime",
         HARDWARE_CLASS,
     ),
+    Wrong(
+        "a GPU elsewhere for another TensorRT",
+        {"spec.builds.computeCapability": "8.6"},
+        "leave computeCapability out, or write backend: tensorrt-rtx",
+        HARDWARE_CLASS,
+    ),
+    Wrong(
+        "a GPU elsewhere by name",
+        {"spec.builds.computeCapability": "SM86"},
+        "write the compute capability of a GPU, like 8.6",
+        HARDWARE_CLASS,
+    ),
     Wrong("an unknown backend", {"spec.backend": "tvm"}, 'supported values: "tensorrt", "tensorrt-rtx", "onnxruntime"', HARDWARE_CLASS),
     Wrong("an image with a cut digest", {"spec.runtime.image": "a/b:1@sha256:abc"}, "write @sha256:<64 hex digits>", HARDWARE_CLASS),
     Wrong(

@@ -71,7 +71,8 @@ class HardwareClass:
     def asked(self) -> str:
         """What a probe is told beside the image; "" for ONNX Runtime on the CPU."""
         python = self.spec.runtime.python if self.spec.backend != "onnxruntime" else ""
-        text = f"{self.spec.backend} {self.spec.execution_provider} {python}".rstrip()
+        elsewhere = f"for {self.spec.builds.compute_capability}" if self.spec.builds.compute_capability else ""
+        text = " ".join(filter(None, (self.spec.backend, self.spec.execution_provider, python, elsewhere)))
         return text if text != "onnxruntime CPU" else ""
 
     def is_current(self, probed: ProbedRuntime) -> bool:

@@ -11,6 +11,7 @@ from functools import cache
 
 from enginefleet_api.documents import Answer
 from enginefleet_api.errors import FailureClass
+from enginefleet_api.fingerprint import cross_capability
 from enginefleet_api.identity import object_name, short_hash
 from enginefleet_api.jobs import BuildReport, PrepareReport
 from enginefleet_api.resources import AttemptState, EngineBuildSpec, EngineBuildStatus, Observation, Resolved
@@ -567,7 +568,13 @@ def _advance(s: Snapshot, want: Wanted, status: EngineBuildStatus, found: Attemp
         else:
             said = "; ".join(report.reasons) or "no reason given"
             reason = "GateFailed" if report.answer is Answer.FAIL else "GateInconclusive"
-            kind = FailureClass.PERMANENT if report.answer is Answer.FAIL else FailureClass.TRANSIENT
+            elsewhere = cross_capability(want.spec.request["facts"])
+            if report.answer is Answer.INCONCLUSIVE and elsewhere is not None:
+                # no waiting cures it
+                reason = "NoDeviceToJudgeOn"
+                said = f"{said}; no pod gets this engine, as no node of {want.hardware_class.name} has such a GPU"
+            lasting = report.answer is Answer.FAIL or elsewhere is not None
+            kind = FailureClass.PERMANENT if lasting else FailureClass.TRANSIENT
             job_name = found.state.job if found.state else ""
             failure = Failure(kind, reason, said)
             changes["build"] = retry.after_failure(status.build, job_name, failure, now, s.settings.retry_base)

@@ -222,7 +222,8 @@ def _waits(s: Snapshot, problems: tuple[Problem, ...], prepared: Prepared | None
             name = f"{want.variant.id}: " if tried else ""
             found.append(Wait("build", last.reason if last else "BuildFailed", where + name + status.message + tried, stalled=True))
         elif last is not None and status.build is not None and status.phase in ("Waiting", "Inconclusive"):
-            found.append(Wait("build", last.reason, where + status.message, stalled=status.build.in_a_row >= retry.STALLED_AFTER))
+            stalled = retry.is_permanent(status.build) or status.build.in_a_row >= retry.STALLED_AFTER
+            found.append(Wait("build", last.reason, where + status.message, stalled))
         else:
             reason, separator, _ = status.message.partition(": ")
             named = status.phase == "Waiting" and separator and reason.isalnum()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
-from enginefleet_api import fingerprint
 from enginefleet_api.jobs import BuildRequest, FetchRequest, PreflightTarget, ProbeRequest, RuntimeCheckRequest
 from enginefleet_api.resources import API_VERSION
 
@@ -59,11 +59,12 @@ def prepare_job(s: Snapshot, action: StartPrepare) -> dict[str, Any]:
             pods.request_env(request.model_dump_json(by_alias=True, exclude_none=True)),
             *pods.all_credentials(s.spec, s.store, model=True),
         ],
-        resources=settings.resources,
+        resources=pods.without_devices(settings.resources),
         node_selector=settings.node_selector or hardware_class.spec.node_selector.match_labels,
         affinity=None,
         tolerations=runtime.tolerations,
-        runtime_class=runtime.runtime_class_name,
+        # of the class's nodes; others may not have it
+        runtime_class="" if settings.node_selector else runtime.runtime_class_name,
         deadline=PREPARE_DEADLINE,
         ttl=s.settings.job_ttl,
     )
@@ -115,6 +116,7 @@ def build_job(s: Snapshot, action: StartBuild) -> dict[str, Any]:
             "timeout_seconds": BUILD_DEADLINE - MARGIN,
             "node": "",
             "python": hardware_class.spec.runtime.python,
+            "memory_reserve": hardware_class.spec.builds.memory_reserve if spec.request["backend"] != "onnxruntime" else "",
         }
     )
     node_env = {"name": "ENGINEFLEET_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
@@ -137,6 +139,7 @@ def build_job(s: Snapshot, action: StartBuild) -> dict[str, Any]:
         tolerations=hardware_class.spec.runtime.tolerations,
         runtime_class=hardware_class.spec.runtime.runtime_class_name,
         deadline=BUILD_DEADLINE,
+        groups=hardware_class.spec.runtime.supplemental_groups,
         ttl=s.settings.job_ttl,
     )
 
@@ -157,8 +160,11 @@ def probe_job(hardware_class: HardwareClass, action: StartProbe, namespace: str,
     A slice of a GPU is held at once: a look at all of them would take the first for the one that the class means.
     """
     spec = hardware_class.spec
-    request = ProbeRequest(backend=spec.backend, execution_provider=spec.execution_provider, python=spec.runtime.python)
-    gpu = fingerprint.runs_on_gpu({"backend": spec.backend, "executionProvider": spec.execution_provider})
+    elsewhere = spec.builds.compute_capability
+    request = ProbeRequest(
+        backend=spec.backend, execution_provider=spec.execution_provider, python=spec.runtime.python, compute_capability=elsewhere
+    )
+    gpu = hardware_class.runs_on_gpu and not elsewhere
     names = [name for wanted in spec.runtime.resources.values() if isinstance(wanted, dict) for name in wanted]
     holds = gpu and (action.attempt % 2 == 0 or any("/mig-" in name for name in names))
     return pods.job(
@@ -176,6 +182,7 @@ def probe_job(hardware_class: HardwareClass, action: StartProbe, namespace: str,
         tolerations=spec.runtime.tolerations,
         runtime_class=spec.runtime.runtime_class_name,
         deadline=PROBE_DEADLINE,
+        groups=spec.runtime.supplemental_groups,
         ttl=ttl,
     )
 
@@ -241,10 +248,21 @@ def _pod_spec(s: Snapshot, action: CreateWorkload, hardware_class: HardwareClass
         {"name": NO_TOKEN, "emptyDir": {}},
         {"name": CACHE, "hostPath": {"path": s.settings.cache_path, "type": "DirectoryOrCreate"}},
     ]
+    if template is not None:
+        _give_devices(pod, runtime.resources)
     if runtime.runtime_class_name and "runtimeClassName" not in pod:
         pod["runtimeClassName"] = runtime.runtime_class_name
     pod["initContainers"] = [*_init_containers(s, action, image, pod), *(pod.get("initContainers") or [])]
     return pod
+
+
+def _give_devices(pod: dict[str, Any], resources: Mapping[str, Any]) -> None:
+    """Where a template asks for no device, its first container gets those of the class, and what else it asks for stays as written."""
+    containers = pod.get("containers") or []
+    if not containers or any(pods.devices(c.get("resources") or {}) for c in containers) or not (wanted := pods.devices(resources)):
+        return
+    written = containers[0].get("resources") or {}
+    containers[0]["resources"] = written | {kind: dict(written.get(kind) or {}) | amounts for kind, amounts in wanted.items()}
 
 
 def _init_containers(s: Snapshot, action: CreateWorkload, image: str, pod: dict[str, Any]) -> list[dict[str, Any]]:
@@ -265,6 +283,7 @@ def _init_containers(s: Snapshot, action: CreateWorkload, image: str, pod: dict[
         preprocessing=s.spec.preprocessing,
     )
     readers = s.store.read_credentials_secret_ref or s.store.credentials_secret_ref
+    runtime = s.classes[action.hardware_class].spec.runtime
     containers = [
         {
             "name": FETCH,
@@ -292,7 +311,11 @@ def _init_containers(s: Snapshot, action: CreateWorkload, image: str, pod: dict[
             {
                 "name": RUNTIME_CHECK,
                 "image": pod["containers"][0]["image"],
-                "command": ["python3", f"{path}/.enginefleet/runtime_check.py"],
+                # in the reference server's image the interpreter that owns TensorRT is known
+                "command": [
+                    runtime.python if s.spec.serving.template is None else "python3",
+                    f"{path}/.enginefleet/runtime_check.py",
+                ],
                 "env": [pods.request_env(check.model_dump_json(by_alias=True)), {"name": "HOME", "value": "/tmp"}],
                 "securityContext": pods.container_security() | {"runAsNonRoot": True, "runAsUser": pods.USER},
                 "terminationMessagePath": "/dev/termination-log",
@@ -312,7 +335,7 @@ def _reference_server(s: Snapshot, hardware_class: HardwareClass, image: str) ->
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 30,
-        "securityContext": pods.pod_security(),
+        "securityContext": pods.pod_security(hardware_class.spec.runtime.supplemental_groups),
         "volumes": [{"name": "scratch", "emptyDir": {}}],
         "containers": [
             {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from enginefleet_api.jobs import REQUEST_VARIABLE
@@ -20,8 +20,30 @@ def container_security() -> dict[str, Any]:
     }
 
 
-def pod_security() -> dict[str, Any]:
-    return {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER, "seccompProfile": {"type": "RuntimeDefault"}}
+def pod_security(groups: Sequence[int] = ()) -> dict[str, Any]:
+    """`groups`: those that may open the devices of a class."""
+    found: dict[str, Any] = {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER}
+    found |= {"seccompProfile": {"type": "RuntimeDefault"}}
+    return found | ({"supplementalGroups": [*groups]} if groups else {})
+
+
+def devices(resources: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Extended resources of requests and limits: their names have a domain, like nvidia.com/gpu."""
+    found = {
+        kind: {name: amount for name, amount in amounts.items() if "/" in name}
+        for kind, amounts in resources.items()
+        if kind in ("requests", "limits") and isinstance(amounts, Mapping)
+    }
+    return {kind: amounts for kind, amounts in found.items() if amounts}
+
+
+def without_devices(resources: Mapping[str, Any]) -> dict[str, Any]:
+    """Requests and limits less devices and claims."""
+    return {
+        kind: {name: amount for name, amount in amounts.items() if "/" not in name}
+        for kind, amounts in resources.items()
+        if kind in ("requests", "limits") and isinstance(amounts, Mapping)
+    }
 
 
 def owner(kind: str, name: str, uid: str, api_version: str = API_VERSION) -> list[dict[str, Any]]:
@@ -79,6 +101,7 @@ def job(
     runtime_class: str,
     deadline: int,
     ttl: int,
+    groups: Sequence[int] = (),
 ) -> dict[str, Any]:
     """A Job of one attempt: no retries of its own, never a second pod.
 
@@ -90,7 +113,7 @@ def job(
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 30,
         "activeDeadlineSeconds": deadline,
-        "securityContext": pod_security(),
+        "securityContext": pod_security(groups),
         "nodeSelector": dict(node_selector),
         "tolerations": tolerations,
         "volumes": SCRATCH_VOLUMES,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,13 +12,26 @@ import pytest
 from enginefleet_api import fingerprint
 from enginefleet_api.documents import Answer
 from enginefleet_api.errors import FailureClass
-from enginefleet_api.jobs import PrepareReport, ResolvedPrepared
-from enginefleet_api.resources import NodeFingerprintSpec
+from enginefleet_api.jobs import BuildRequest, PrepareReport, ResolvedPrepared
+from enginefleet_api.resources import HardwareClassStatus, NodeFingerprintSpec
 from enginefleet_api.variants import Variant
 from enginefleet_operator import labels
 from enginefleet_operator.planning import requests, stages
+from enginefleet_operator.planning.classes import ClassSnapshot, decide_class
 from enginefleet_operator.planning.decide import decide
-from enginefleet_operator.planning.model import Failure, HardwareClass, Need, Snapshot, StartPrepare
+from enginefleet_operator.planning.model import (
+    CreateWorkload,
+    Failure,
+    HardwareClass,
+    LabelNode,
+    Need,
+    Snapshot,
+    StartBuild,
+    StartPrepare,
+    StartProbe,
+)
+from enginefleet_operator.planning.templates import RUNTIME_CHECK
+from enginefleet_operator.render import manifests
 
 from . import worlds as w
 
@@ -37,7 +51,12 @@ def known(name: str, said: dict[str, Any], **changes: Any) -> tuple[HardwareClas
     probed = {"image": "runtime:1", "imageDigest": w.IMAGE_A, "hostDigest": w.HOST_DIGEST, "runtime": said, "asked": found.asked}
     found = replace(found, status=found.status.model_validate({"probed": [probed]}))
     facts = fingerprint.combine(w.HOST, said)
-    one: dict[str, Any] = {"class": name, "imageDigest": w.IMAGE_A, "id": fingerprint.identify(facts), "summary": fingerprint.summary(facts)}
+    one: dict[str, Any] = {
+        "class": name,
+        "imageDigest": w.IMAGE_A,
+        "id": fingerprint.identify(facts),
+        "summary": fingerprint.summary(facts),
+    }
     one |= {"facts": facts, "hostDigest": w.HOST_DIGEST}
     node = {"node": f"{name}-0", "host": {"digest": w.HOST_DIGEST, "facts": w.HOST}, "observations": [one]}
     return found, NodeFingerprintSpec.model_validate(node)
@@ -376,3 +395,164 @@ def test_preflight_asks_nothing_of_a_cpu_that_is_for_gpus() -> None:
     s = fleet(CPU, ADA, build={"dla": {}, "plugins": ["/p.so"]})
     (target,) = requests.preflight_targets(s.spec, CPU[0], [o.facts for o in stages.devices_of(s, CPU[0])])
     assert (target.version, target.compute_capability, target.dla, target.plugins) == ("1.24.4", None, False, ())
+
+
+# ---- pods ----
+
+
+def pod(job: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = job["spec"]["template"]["spec"]
+    return found
+
+
+def request_of(job: dict[str, Any]) -> dict[str, Any]:
+    env = pod(job)["containers"][0]["env"]
+    found: dict[str, Any] = json.loads(next(e["value"] for e in env if e["name"] == "ENGINEFLEET_REQUEST"))
+    return found
+
+
+GPU_RUNTIME = {
+    "image": "runtime:1",
+    "python": "/usr/bin/python3.8",
+    "runtimeClassName": "nvidia",
+    "resources": {"limits": {"nvidia.com/gpu": "1", "memory": "8Gi"}},
+    "supplementalGroups": [44],
+}
+JETSON = known("orin", runtime("8.5.2.2", ORIN), runtime=GPU_RUNTIME, builds={"memoryReserve": "2Gi"})
+
+
+def test_a_build_pod_has_interpreter_reserve_runtime_class_devices_and_groups() -> None:
+    s = w.settle(w.end_job(w.settle(fleet(JETSON)), "prepare", report=reported((Need("tensorrt-8", Variant(precision="fp32")),))))
+    action = StartBuild("job", 1, s.builds[0].name, "uid", s.builds[0].spec)
+    job = manifests.build_job(s, action)
+    request = BuildRequest.model_validate(request_of(job))
+    assert (request.python, request.memory_reserve, request.backend) == ("/usr/bin/python3.8", "2Gi", "tensorrt")
+    assert pod(job)["runtimeClassName"] == "nvidia"
+    assert pod(job)["containers"][0]["resources"] == GPU_RUNTIME["resources"]
+    assert pod(job)["securityContext"]["supplementalGroups"] == [44]
+
+
+def test_a_class_whose_interpreter_or_reserve_changes_keeps_its_engines() -> None:
+    s, _ = play(fleet(JETSON))
+    other = known("orin", runtime("8.5.2.2", ORIN), runtime=GPU_RUNTIME | {"python": "python3.9"}, builds={"memoryReserve": "1Gi"})
+    after, jobs = play(replace(s, classes={"orin": other[0]}))
+    assert jobs == []
+    assert after.builds == s.builds
+
+
+def test_another_interpreter_is_probed_anew() -> None:
+    found, node = JETSON
+    changed = known("orin", runtime("8.5.2.2", ORIN), runtime=GPU_RUNTIME | {"python": "python3.9"})[0]
+    s = ClassSnapshot(replace(changed, status=found.status), (w.node("orin-0", hardware="orin"),), {"orin-0": node})
+    action = w.first(decide_class(s, w.NOW), StartProbe)
+    assert request_of(manifests.probe_job(s.hardware_class, action, "enginefleet-system", 60))["python"] == "python3.9"
+    # what was found before stands until then: no label is taken from a node that serves
+    assert not any(isinstance(a, LabelNode) and None in a.labels.values() for a in decide_class(s, w.NOW).actions)
+
+
+def test_a_class_with_a_release_that_is_not_supported_says_so() -> None:
+    found, node = known("nano", runtime("8.2.1.8", ORIN))
+    s = ClassSnapshot(found, (w.node("nano-0", hardware="nano"),), {"nano-0": node})
+    conditions = {c["type"]: c for c in (decide_class(s, w.NOW).status or {})["conditions"]}
+    assert (conditions["Ready"]["reason"], conditions["Stalled"]["status"]) == ("ReleaseNotSupported", "True")
+    assert "TensorRT 8.2.1.8 is older than 8.5" in conditions["Stalled"]["message"]
+
+
+def test_a_prepare_pod_asks_for_no_gpu() -> None:
+    prepare = {
+        "resources": {"requests": {"cpu": "2", "nvidia.com/gpu": "1"}, "limits": {"nvidia.com/gpu": "1"}, "claims": [{"name": "gpu"}]}
+    }
+    s = fleet(known("orin", runtime("8.5.2.2", ORIN), runtime=GPU_RUNTIME, prepare=prepare))
+    job = manifests.prepare_job(s, w.first(decide(s, w.NOW), StartPrepare))
+    assert pod(job)["containers"][0]["resources"] == {"requests": {"cpu": "2"}, "limits": {}}
+    assert pod(job)["runtimeClassName"] == "nvidia"
+
+
+def test_models_are_prepared_on_nodes_without_a_gpu_where_there_are_some() -> None:
+    s = fleet(JETSON, CPU)
+    job = manifests.prepare_job(s, w.first(decide(s, w.NOW), StartPrepare))
+    assert pod(job)["nodeSelector"] == {"hardware": "cpu"}
+    assert "runtimeClassName" not in pod(job)
+    request = request_of(job)
+    assert request["flavours"] == ["tensorrt-8", "onnxruntime"]
+    assert [(t["name"], t["version"]) for t in request["targets"]] == [("orin", "8.5.2.2"), ("cpu", "1.24.4")]
+    away = replace(s, nodes=s.nodes[:1])
+    assert pod(manifests.prepare_job(away, w.first(decide(away, w.NOW), StartPrepare)))["nodeSelector"] == {"hardware": "orin"}
+
+
+def served(s: Snapshot) -> dict[str, Any]:
+    """The pod spec of the only workload."""
+    (build,) = s.builds
+    (work,) = s.workloads
+    blob = str((build.status.engine or {})["blob"])
+    found: dict[str, Any] = manifests.workload(
+        s, CreateWorkload(work.name, work.hardware_class, "release", work.label, build.name, build.spec, blob, 1000)
+    )["spec"]["template"]["spec"]
+    return found
+
+
+def test_the_reference_server_of_a_gpu_class_has_what_tensorrt_needs() -> None:
+    s, _ = play(fleet(JETSON))
+    found = served(s)
+    server = found["containers"][0]
+    assert found["runtimeClassName"] == "nvidia"
+    assert found["securityContext"]["supplementalGroups"] == [44]
+    assert server["resources"] == GPU_RUNTIME["resources"]
+    assert {"name": "ENGINEFLEET_PYTHON", "value": "/usr/bin/python3.8"} in server["env"]
+    check = next(c for c in found["initContainers"] if c["name"] == RUNTIME_CHECK)
+    assert check["command"][0] == "/usr/bin/python3.8"
+    asked = json.loads(check["env"][0]["value"])
+    assert (asked["backend"], asked["version"]) == ("tensorrt", "8.5.2.2")
+
+
+@pytest.mark.parametrize(
+    ("containers", "expected"),
+    [
+        ([{"name": "a"}, {"name": "b"}], [{"limits": {"nvidia.com/gpu": "1"}}, None]),
+        ([{"name": "a", "resources": {"limits": {"cpu": "1"}}}], [{"limits": {"cpu": "1", "nvidia.com/gpu": "1"}}]),
+        ([{"name": "a"}, {"name": "b", "resources": {"limits": {"x.example/gpu": "2"}}}], [None, {"limits": {"x.example/gpu": "2"}}]),
+    ],
+)
+def test_a_template_that_asks_for_no_device_gets_those_of_the_class(containers: list[dict[str, Any]], expected: list[Any]) -> None:
+    template = {"spec": {"containers": [one | {"image": "triton"} for one in containers]}}
+    s, _ = play(fleet(JETSON, serving={"template": template}))
+    found = served(s)
+    assert [c.get("resources") for c in found["containers"]] == expected
+    check = next(c for c in found["initContainers"] if c["name"] == RUNTIME_CHECK)
+    assert check["command"][0] == "python3"
+
+
+# ---- engines for a GPU that is not here ----
+
+
+ELSEWHERE = known(
+    "pre", {"backend": "tensorrt-rtx", "backendVersion": "1.7.1.116", "cudaMajor": 13, "gpus": [fingerprint.cross_gpu("8.6")]},
+    builds={"computeCapability": "8.6"},
+)  # fmt: skip
+
+
+def test_an_engine_for_a_gpu_elsewhere_is_built_and_ends_inconclusive_for_good() -> None:
+    s, _ = play(fleet(ELSEWHERE), answers={"fp32": Answer.INCONCLUSIVE})
+    (build,) = s.builds
+    assert build.spec.request["recipe"]["computeCapability"] == "8.6"
+    assert build.status.phase == "Inconclusive"
+    assert s.workloads == ()
+    assert condition(s, "Stalled")[:2] == ("True", "NoDeviceToJudgeOn")
+    assert "no pod gets this engine" in condition(s, "Stalled")[2]
+    later = decide(s, w.NOW + 1e6)
+    assert (later.actions, later.wake_at) == ((), None)
+
+
+def test_the_probe_of_such_a_class_looks_for_no_gpu() -> None:
+    found, node = ELSEWHERE
+    s = ClassSnapshot(replace(found, status=HardwareClassStatus()), (w.node("pre-0", hardware="pre"),), {"pre-0": node})
+    job = manifests.probe_job(s.hardware_class, w.first(decide_class(s, w.NOW), StartProbe), "enginefleet-system", 60)
+    assert request_of(job)["computeCapability"] == "8.6"
+    assert not any(e["name"] == "NVIDIA_VISIBLE_DEVICES" for e in pod(job)["containers"][0]["env"])
+
+
+def test_an_engine_for_a_gpu_elsewhere_is_never_that_of_a_gpu_here() -> None:
+    here, _ = play(fleet(RTX))
+    there, _ = play(fleet(ELSEWHERE), answers={"fp32": Answer.INCONCLUSIVE})
+    assert here.builds[0].spec.fingerprint != there.builds[0].spec.fingerprint
+    assert here.builds[0].spec.engine_key != there.builds[0].spec.engine_key
