@@ -167,7 +167,11 @@ def _settings(names, recipe, library, made):
     if capability:
         member = "SM" + capability.replace(".", "")
         if not has(names, "IBuilderConfig.set_compute_capability"):
-            raise Refused("NoCrossBuild", f"{library} builds for the GPU that is there only.", "Leave builds.computeCapability of the HardwareClass out.")
+            raise Refused(
+                "NoCrossBuild",
+                f"{library} builds for the GPU that is there only.",
+                "Leave builds.computeCapability of the HardwareClass out.",
+            )
         if not has(names, "ComputeCapability." + member):
             known = ", ".join(sorted(name for name in names["ComputeCapability"] if name.startswith("SM")))
             raise Refused("UnknownComputeCapability", f"{library} cannot build for {capability}.", f"It can build for {known}.")
