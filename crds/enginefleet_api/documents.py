@@ -178,6 +178,19 @@ class AtOperatingPoint(Contract):
     truths: int = 0
 
 
+class Consistency(Contract):
+    """The same samples alone and among others in a batch: what is judged in batches must hold for single pictures too."""
+
+    batches: list[int]
+    """Batch sizes that were compared with the smallest that the model takes."""
+    samples: int
+    cosine_min: str
+    """Of one output of one sample; `NaN` where it is finite alone and is not in a batch."""
+    max_abs_error: str
+    worst: str
+    """Where: output, sample and batch size, in words."""
+
+
 class Accuracy(Contract):
     """Status and termination messages hold the `headline`; a verdict holds all of it."""
 
@@ -206,14 +219,53 @@ class Accuracy(Contract):
     classes: list[Part] = Field(default_factory=list)
     groups: list[Part] = Field(default_factory=list)
     operating_point: AtOperatingPoint | None = None
+    not_finite: dict[str, int] | None = None
+    """Outputs that hold NaN or infinite values where FP32's do not, judged or not: in how many samples."""
+    consistency: Consistency | None = None
+    """None: not measured, since the model takes one batch size of 1, or its outputs have no batch axis."""
 
     def headline(self) -> Accuracy:
         """Without the rows, which do not fit into a status."""
-        return self.model_copy(update={"classes": [], "groups": [], "operating_point": None})
+        return self.model_copy(update={"classes": [], "groups": [], "operating_point": None, "not_finite": None, "consistency": None})
+
+
+class Spread(Contract):
+    """Milliseconds as decimal text, of so many runs."""
+
+    p50: str
+    p95: str
+    p99: str
+    iterations: int
+
+
+class Paced(Spread):
+    """Runs that begin when a camera's next pictures are there; between them the device idles and may slow its clocks."""
+
+    rate: str
+    """Samples a second."""
+    late: int
+    """Runs that took longer than until the next ones."""
+
+
+class EndToEnd(Contract):
+    """One batch from stored pictures to predictions, one stage after another in one process, without network. Each stage has its own times."""
+
+    decode: Spread | None = None
+    """From the file's bytes to pixels; None where samples are stored as tensors."""
+    preprocess: Spread
+    infer: Spread
+    """The model alone, as it runs right after preprocessing."""
+    postprocess: Spread
+    """From outputs to predictions: decoding of boxes, suppression, the best class."""
+    whole: Spread
+    """Their sum, batch by batch."""
 
 
 class Latency(Contract):
-    """Milliseconds as decimal text, after warm-up; throughput in samples a second."""
+    """Milliseconds as decimal text, after warm-up; throughput in samples a second. Of a sustained run the last minute.
+
+    Status and termination messages hold the `headline`; a verdict holds all of it.
+    """
 
     batch: int
     p50: str
@@ -221,6 +273,30 @@ class Latency(Contract):
     p99: str
     throughput: str
     iterations: int
+    marks: list[str] | None = None
+    """What makes these figures doubtful, `kind: sentence`; kinds: throttled, shared, unsettled. A headline has the kinds alone."""
+    warm_up: str | None = None
+    """Seconds of warm-up until the times settled."""
+    first: Spread | None = None
+    """Of a sustained run its first minute: how much slower the last one is shows throttling."""
+    transfers: bool | None = None
+    """Whether copying inputs to the device and outputs back is part of a run; None: there is nothing to copy."""
+    device: Spread | None = None
+    """The same without these copies: the device's own time."""
+    cuda_graph: bool | None = None
+    """Whether runs were launches of a captured CUDA graph; None: the backend knows none."""
+    enqueue: str | None = None
+    """Milliseconds that the host needs to enqueue a run, in the median."""
+    bound: str | None = None
+    """`host` where enqueueing takes as long as the run: the device waits for the host. Else `device`."""
+    paced: Paced | None = None
+    end_to_end: EndToEnd | None = None
+
+    def headline(self) -> Latency:
+        """What fits into a status."""
+        kinds = None if self.marks is None else sorted({mark.partition(":")[0] for mark in self.marks})
+        kept = {name: getattr(self, name) for name in ("batch", "p50", "p95", "p99", "throughput", "iterations")}
+        return Latency(**kept, marks=kinds)
 
 
 class Speedup(Contract):
@@ -235,6 +311,8 @@ class Speedup(Contract):
     engine: Latency
     """In the same blocks."""
     blocks: int
+    marks: list[str] | None = None
+    """As a Latency's."""
 
 
 class WorstSample(Contract):
@@ -267,6 +345,10 @@ class Verdict(Contract):
     latency: list[Latency] = Field(default_factory=list)
     speedup: Speedup | None = None
     worst: list[WorstSample] = Field(default_factory=list)
+    memory: dict[str, int] = Field(default_factory=dict)
+    """Bytes that the loaded engine holds: `device` as the session tells it, `host` as its process has resident."""
+    conditions: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """`before` and `after` measuring: clocks, power mode, temperature, other processes on the device, as far as this machine tells."""
     context: dict[str, Any] = Field(default_factory=dict)
     evidence: dict[str, Any] = Field(default_factory=dict)
     """Tools, threads, seconds and bytes that judging took, and the whole metrics of engine and baseline."""

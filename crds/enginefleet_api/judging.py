@@ -247,6 +247,24 @@ class SpeedAcceptance(Contract):
     )
 
 
+class PacedRun(Contract):
+    """Runs at the rhythm in which pictures come from cameras."""
+
+    rate: DecimalText
+    """Samples a second: a batch comes each batchSize / rate seconds."""
+    duration: DurationText = "10s"
+    """How long."""
+
+    RULES = (
+        Rule("!self.rate.startsWith('-') && self.rate.matches('[1-9]')", 'write samples a second above zero, like "30"', ".rate"),
+        Rule(
+            "self.duration.matches('[1-9]') && duration(self.duration) <= duration('30m')",
+            "write a duration above zero and of at most 30m, like 10s",
+            ".duration",
+        ),
+    )
+
+
 class Benchmark(Contract):
     """What is measured on the device, and what must be reached."""
 
@@ -257,6 +275,12 @@ class Benchmark(Contract):
     acceptance: SpeedAcceptance | None = None
     sustained: DurationText = "0s"
     """Minutes of load show throttling; p95 of the last minute counts."""
+    paced: PacedRun | None = None
+    """A run at the cameras' rate beside the others; absent: none."""
+    end_to_end: bool = False
+    """Whether decoding, preprocessing and postprocessing are timed beside the model; needs a validation set."""
+    cuda_graph: bool = False
+    """Whether engines run from a captured CUDA graph, for servers that do so too; without an effect where the backend knows none."""
 
     RULES = (
         Rule(
@@ -264,4 +288,5 @@ class Benchmark(Contract):
             "acceptance.batchSize is not measured: add it to batchSizes, or write one of them",
             ".acceptance",
         ),
+        Rule("duration(self.sustained) <= duration('30m')", "write at most 30m, like 5m", ".sustained"),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .base import seconds
 from .identity import Json, gate_key
 from .resources import Benchmark, BuildSettings, InputSpec, Validation
 
@@ -13,7 +14,10 @@ GATE_DEFAULTS = {"minInstances": 10}
 
 
 def gate_thresholds(validation: Validation | None, benchmark: Benchmark) -> dict[str, Json]:
-    """All of the spec that decides the gate's answer. The order of classes, subgroups and batch sizes is nothing."""
+    """All of the spec that decides the gate's answer, and what is measured beside it: who asks for more is not shown an old verdict.
+
+    The order of classes, subgroups and batch sizes is nothing.
+    """
     thresholds: dict[str, Json] = {"batchSizes": tuple(sorted(set(benchmark.batch_sizes)))}
     if validation is not None:
         thresholds |= {
@@ -29,6 +33,11 @@ def gate_thresholds(validation: Validation | None, benchmark: Benchmark) -> dict
             thresholds["subgroups"] = {"column": validation.subgroups.column} | ({"required": required} if required else {})
     if benchmark.acceptance is not None:
         thresholds["speed"] = benchmark.acceptance.to_json_dict()
+    if seconds(benchmark.sustained):
+        thresholds["sustained"] = benchmark.sustained
+    if benchmark.paced is not None:
+        thresholds["paced"] = benchmark.paced.to_json_dict()
+    thresholds |= {name: True for name, asked in (("endToEnd", benchmark.end_to_end), ("cudaGraph", benchmark.cuda_graph)) if asked}
     return thresholds
 
 

@@ -42,9 +42,9 @@ def test_builds_judges_and_leaves_everything_in_the_store(bench: Bench, prepared
     assert (Answer.PASS, False) == (report.answer, report.adopted)
     assert report.accuracy is not None
     assert ("1.000000", "0.000000", 400) == (report.accuracy.value, report.accuracy.drop, report.accuracy.samples)
-    assert report.latency[0].iterations == 200
+    assert report.latency[0].iterations >= 200
     assert float(report.latency[0].p50) <= float(report.latency[0].p95) <= float(report.latency[0].p99)
-    assert {"fetch", "build", "publish", "judge", "benchmark", "report"} == set(report.durations)
+    assert {"fetch", "build", "publish", "validation", "accuracy", "statistics", "benchmark", "report"} == set(report.durations)
     (record,) = bench.records.builds(request.engine_key)
     assert (report.blob, request.fingerprint) == (record.blob, record.fingerprint)
     standing = bench.records.newest_verdict(request.engine_key, request.gate_key)
@@ -218,7 +218,7 @@ def test_facts_of_another_id_are_a_bad_request(bench: Bench, prepared: PrepareRe
 
 
 def test_another_backend(bench: Bench, prepared: PrepareReport) -> None:
-    assert refusal(bench, prepared, backend="tensorrt").reason == "BackendNotSupported"
+    assert refusal(bench, prepared, backend="tvm").reason == "BackendNotSupported"
 
 
 # ---- claims ----

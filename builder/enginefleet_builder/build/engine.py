@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,7 +121,7 @@ def _build(work: Work, assert_held: Callable[[], None]) -> Engine:
         records.fetch_prepared(manifest, source, progress=progress)
     progress("build")
     with work.durations.timing("build"):
-        built = compile_model(work, source / main_file(manifest), work.folder)
+        built = compile_model(work, source / main_file(manifest), work.folder, request.recipe)
     work.warnings += built.warnings
     if built.compile_seconds is not None:
         work.durations["compile"] = f"{built.compile_seconds:.2f}"
@@ -159,22 +159,22 @@ def _build(work: Work, assert_held: Callable[[], None]) -> Engine:
     return Engine(record, path, adopted=False)
 
 
-def compile_model(work: Work, model: Path, folder: Path) -> BuiltEngine:
+def compile_model(work: Work, model: Path, folder: Path, recipe: Mapping[str, Any]) -> BuiltEngine:
     """Build into `folder`, quicker with what earlier builds for this fingerprint measured, where the backend measures."""
     request, backend, progress = work.request, work.backend, work.progress
     if not (isinstance(backend, TimingCaching) and backend.timing_caches):
-        return backend.build(model, request.recipe, folder, progress)
+        return backend.build(model, recipe, folder, progress)
     caches = TimingCaches(work.records.store, request.fingerprint, request.holder, progress, work.warnings)
     known, measured = caches.fetch(folder / "timing-cache"), folder / "timing-cache.new"
     try:
-        built = backend.build(model, request.recipe, folder, progress, timing_cache=known, timing_cache_out=measured)
+        built = backend.build(model, recipe, folder, progress, timing_cache=known, timing_cache_out=measured)
     except PermanentError as error:
         if known is None or error.reason != "EngineCrashed":
             raise
         warning = f"the build crashed, and is tried again without the timing cache: {error.message}"
         work.warnings.append(warning)
         progress.log(warning)
-        built = backend.build(model, request.recipe, folder, progress, timing_cache_out=measured)
+        built = backend.build(model, recipe, folder, progress, timing_cache_out=measured)
     if measured.is_file():
         caches.publish(measured, lambda ours, theirs, target: backend.merge_timing_caches(ours, theirs, target, progress))
     return built

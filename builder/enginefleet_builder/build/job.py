@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from pathlib import Path
 
+from enginefleet_api.base import quantity
 from enginefleet_api.documents import Verdict
 from enginefleet_api.errors import PermanentError
 from enginefleet_api.jobs import BuildReport, BuildRequest
@@ -15,46 +15,55 @@ from ..gate.latency import require_batch_sizes
 from ..io import Progress
 from ..store import open_store
 from ..store.records import Records
-from .device import check_here
+from .device import check_cross, check_here
+from .elsewhere import leave_open
 from .engine import Engine, Work, adopt, adopt_or_build
 from .judging import judge_engine
+from .watch import Watch, watch_for
 
 
-def build(request: BuildRequest, progress: Progress) -> BuildReport:
+def build(request: BuildRequest, progress: Progress, watch: Watch | None = None) -> BuildReport:
     """Adopt or build, publish, judge as read back, verdict last. A verdict of this gate that passed or failed is taken as it stands.
 
-    Raises EngineFleetError: see device.py, engine.py, judging.py.
+    `watch`: who looks at the machine while speed is measured. Raises EngineFleetError: see device.py, engine.py, judging.py.
     """
     with tempfile.TemporaryDirectory(prefix="build-") as folder:
-        work = _begin(request, Path(folder), progress)
-        started = time.monotonic()
-        engine = adopt_or_build(work)
-        if engine.adopted:
-            work.timed("adopt", started)
-        return _report(work, engine, engine.verdict or judge_engine(work, engine))
+        work = _begin(request, Path(folder), progress, watch)
+        with work.durations.timing("adopt"):
+            engine = adopt_or_build(work)
+        if not engine.adopted:
+            # the stages of building tell more
+            del work.durations["adopt"]
+        return _report(work, engine, engine.verdict or _judged(work, engine))
 
 
-def judge(request: BuildRequest, progress: Progress) -> BuildReport:
-    """Judge an engine that is in the store, whatever verdicts stand. Raises PermanentError `EngineMissing`."""
+def judge(request: BuildRequest, progress: Progress, watch: Watch | None = None) -> BuildReport:
+    """Judge an engine that is in the store, whatever verdicts stand; `watch` as in build. Raises PermanentError `EngineMissing`."""
     with tempfile.TemporaryDirectory(prefix="judge-") as folder:
-        work = _begin(request, Path(folder), progress)
+        work = _begin(request, Path(folder), progress, watch)
         engine = adopt(work)
         if engine is None:
             damaged = f" ({'; '.join(work.warnings)})" if work.warnings else ""
             message = f"no sound engine of the key {request.engine_key} is in the store{damaged}."
             raise PermanentError("EngineMissing", message, "Build it first.")
-        return _report(work, engine, judge_engine(work, engine))
+        return _report(work, engine, _judged(work, engine))
 
 
-def _begin(request: BuildRequest, folder: Path, progress: Progress) -> Work:
-    backend = backend_for(request.backend, request.execution_provider)
+def _begin(request: BuildRequest, folder: Path, progress: Progress, watch: Watch | None) -> Work:
+    reserve = int(quantity(request.memory_reserve or "0"))
+    backend = backend_for(request.backend, request.execution_provider, request.python, reserve)
     progress("check the device")
     check_here(request)
     records = Records(open_store(request.store, progress=progress))
     # before anything is built; an engine that is adopted does not need its prepared model any more, and is checked when it is measured
     if (manifest := records.prepared(request.prepared_key)) is not None:
         require_batch_sizes(request.benchmark.batch_sizes, manifest.inputs, request.inputs)
-    return Work(request, records, backend, folder, progress)
+    return Work(request, records, backend, folder, progress, watch=watch or watch_for(request.backend, request.execution_provider))
+
+
+def _judged(work: Work, engine: Engine) -> Verdict:
+    elsewhere = check_cross(work.request)
+    return judge_engine(work, engine) if elsewhere is None else leave_open(work, engine, elsewhere)
 
 
 def _report(work: Work, engine: Engine, verdict: Verdict) -> BuildReport:
@@ -67,7 +76,7 @@ def _report(work: Work, engine: Engine, verdict: Verdict) -> BuildReport:
         answer=verdict.answer,
         reasons=verdict.reasons,
         accuracy=verdict.accuracy and verdict.accuracy.headline(),
-        latency=verdict.latency,
+        latency=[item.headline() for item in verdict.latency],
         speedup=verdict.speedup and verdict.speedup.speedup,
         durations=work.durations,
         warnings=work.warnings,

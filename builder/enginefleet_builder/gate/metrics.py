@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -13,10 +14,12 @@ from numpy.typing import NDArray
 from enginefleet_api.documents import Baseline, KeptOutput
 from enginefleet_api.errors import PermanentError
 
-from .arrays import Array
+from .arrays import Array, Floats64
 
 DIGITS = 6
 """Decimals of every metric's text: thresholds are compared as decimals, so that a drop of exactly the allowed 0.01 passes."""
+COMPARED = 64
+"""Samples whose outputs are compared with the baseline's number by number: for people, and cheap on small boards."""
 KEPT_NUMBERS = 2_000_000
 """Bound of all kept outputs of a baseline: about 20 MB of JSON."""
 
@@ -75,6 +78,10 @@ class Reference:
         }
         return cls(rows, {output.name: (output.size, output.step) for output in baseline.sample_outputs})
 
+    def finite(self) -> dict[str, bool]:
+        """Whether an output is finite in all that was kept of it."""
+        return {name: all(bool(np.isfinite(row[name]).all()) for row in self.rows.values()) for name in self.steps}
+
     def distance(self, outputs: Mapping[str, Array], index: int, names: Sequence[str] = ()) -> tuple[float, float] | None:
         """(least cosine, largest error) over the outputs, of all or of `names`; NaN where shapes differ or a value is not finite.
 
@@ -93,9 +100,46 @@ class Reference:
         if output is None or output.size != size:
             return math.nan, math.nan
         a, b = np.ravel(output)[::step].astype(np.float32).astype(np.float64), wanted.astype(np.float64)
-        if not (np.isfinite(a).all() and np.isfinite(b).all()):
-            return math.nan, math.nan
-        lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
-        # two zero outputs agree; a zero output against another has no direction in common
-        cosine = min(1.0, float(a @ b) / lengths) if lengths else float(np.array_equal(a, b))
-        return cosine, float(np.abs(a - b).max(initial=0.0))
+        return apart(a, b)
+
+
+def apart(a: Floats64, b: Floats64) -> tuple[float, float]:
+    """(cosine, largest error) of two vectors of one length; NaN where a value is not finite."""
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return math.nan, math.nan
+    lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
+    # two zero outputs agree; a zero output against another has no direction in common
+    cosine = min(1.0, float(a @ b) / lengths) if lengths else float(np.array_equal(a, b))
+    return cosine, float(np.abs(a - b).max(initial=0.0))
+
+
+class OutputChecks:
+    """What is looked at in all outputs of an engine, whatever the task judges: are they finite, and how far from FP32's are they?"""
+
+    def __init__(self, reference: Reference | None, names: Sequence[str]) -> None:
+        self._reference, self._names = reference, names
+        self._distances: list[tuple[float, float]] = []
+        self._not_finite: Counter[str] = Counter()
+
+    def add(self, outputs: Mapping[str, Array], index: int) -> None:
+        """One sample's, without the batch axis."""
+        self._not_finite.update(name for name, output in outputs.items() if output.dtype.kind == "f" and not np.isfinite(output).all())
+        if self._reference is not None and len(self._distances) < COMPARED:
+            far = self._reference.distance(outputs, index, self._names)
+            self._distances += [] if far is None else [far]
+
+    def found(self) -> dict[str, object]:
+        """Fields of an Accuracy. An output that is not finite in FP32 either may be so; of one that no baseline has kept nothing is known."""
+        finite = {} if self._reference is None else self._reference.finite()
+        broken = {name: count for name, count in sorted(self._not_finite.items()) if finite.get(name)}
+        known: dict[str, object] = {"not_finite": broken or None}
+        if self._distances:
+            known["compared"] = len(self._distances)
+            known["cosine_min"] = text(_worst(min, [cosine for cosine, _ in self._distances]))
+            known["max_abs_error"] = text(_worst(max, [error for _, error in self._distances]))
+        return known
+
+
+def _worst(of: Callable[[list[float]], float], values: list[float]) -> float:
+    """NaN is worse than any number, whatever min and max make of it."""
+    return math.nan if any(map(math.isnan, values)) else of(values)

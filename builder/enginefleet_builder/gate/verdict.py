@@ -3,7 +3,8 @@
 A drop passes when the upper end of its 95 % interval is within what is allowed, fails when the drop itself is beyond it, and is Inconclusive in
 between: these samples cannot tell it from noise. A minimum is judged by the value alone: it says what must be reached on this data set. All
 that is unknown is Inconclusive, never Pass: missing or too few data, a required class that is missing, a threshold that this task cannot be
-judged by. Outputs that are NaN where FP32's are not fail: nothing will cure them.
+judged by, a speed that was measured while the device was throttled or shared. Outputs that are NaN where FP32's are not fail, and so do outputs
+that depend on what else is in the batch: nothing will cure them.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from enginefleet_api.base import seconds
-from enginefleet_api.documents import Accuracy, Answer, AtOperatingPoint, Latency, Part, Speedup
+from enginefleet_api.documents import Accuracy, Answer, AtOperatingPoint, Consistency, Latency, Part, Speedup
 from enginefleet_api.resources import SpeedAcceptance, Validation
 
+from .conditions import THROTTLED
 from .metrics import number
 
 Finding = tuple[Answer, str]
 PASS, FAIL, INCONCLUSIVE = Answer.PASS, Answer.FAIL, Answer.INCONCLUSIVE
+LEAST_ALIKE = Decimal("0.99")
+"""Cosine between an output of a sample alone and in a batch: kernels for other batch sizes round otherwise, and stay far above it."""
 RISING = ("max_abs_error",)
 """Metrics that are better when lower; so is a user's own when it says so."""
 
@@ -68,6 +72,14 @@ def _accuracy(found: Accuracy | None, validation: Validation | None, needs: _Nee
     least = max(1, validation.min_samples)
     if found.broken:
         yield FAIL, f"outputs of the engine hold NaN or infinite values for {found.broken} of {found.samples} samples, those of FP32 do not"
+    elif found.not_finite:
+        name, count = max(found.not_finite.items(), key=lambda item: item[1])
+        yield (
+            FAIL,
+            f"output {name} of the engine holds NaN or infinite values for {count} of {found.samples} samples, that of FP32 does not",
+        )
+    elif (unlike := _unlike(found.consistency)) is not None:
+        yield FAIL, unlike
     elif found.samples < least:
         yield INCONCLUSIVE, f"{name} was measured on {found.samples} samples, the minimum is {least}"
     elif value is None:
@@ -82,6 +94,16 @@ def _accuracy(found: Accuracy | None, validation: Validation | None, needs: _Nee
         required = validation.subgroups.required if validation.subgroups else []
         yield from _parts("subgroup", found.groups, required, validation)
         yield from _operating(found.operating_point, validation, found.samples, needs)
+
+
+def _unlike(found: Consistency | None) -> str | None:
+    if found is None:
+        return None
+    cosine = number(found.cosine_min)
+    if cosine is not None and cosine >= LEAST_ALIKE:
+        return None
+    how = f"has a cosine of {_short(cosine)}" if cosine is not None else "is not finite"
+    return f"the same samples give other outputs alone than in a batch: {found.worst} {how} to itself alone, the minimum is {_short(LEAST_ALIKE)}"
 
 
 def _overall(found: Accuracy, value: Decimal, validation: Validation, needs: _Needs) -> Iterator[Finding]:
@@ -229,14 +251,26 @@ def _speed(latency: Sequence[Latency], speedup: Speedup | None, speed: SpeedAcce
     if mine is None:
         yield INCONCLUSIVE, f"batch size {speed.batch_size} was not measured (measured: {[item.batch for item in latency]})"
         return
+    if doubt := _doubt(mine.marks, sustained=mine.first is not None):
+        what = " and ".join(name for name, limit in (("p95", speed.p95), ("throughput", speed.throughput)) if limit is not None)
+        yield INCONCLUSIVE, f"{what} at batch {mine.batch} cannot be judged: {doubt}"
+        return
     yield from _p95(mine, speed)
     yield from _throughput(mine, speed)
+
+
+def _doubt(marks: Sequence[str] | None, *, sustained: bool = False) -> str:
+    """Why a figure says little about the engine; empty: it does. A sustained run is there to show what throttling makes of the speed."""
+    stops = [mark for mark in marks or [] if not (sustained and mark.partition(":")[0] == THROTTLED)]
+    return "; ".join(stops)
 
 
 def _speedup(found: Speedup | None, floor: Decimal) -> Finding:
     """As for drops: the interval must lie above the floor, and a value below it fails."""
     if found is None:
         return INCONCLUSIVE, "minSpeedup was not measured: it needs the model prepared in FP32 as a partner"
+    if doubt := _doubt(found.marks):
+        return INCONCLUSIVE, f"minSpeedup at batch {found.batch} cannot be judged: {doubt}"
     value, low = number(found.speedup), number(found.interval[0]) if found.interval else number(found.speedup)
     if value is None or low is None:
         return INCONCLUSIVE, f"the speed-up over FP32 is {found.speedup}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,11 +64,10 @@ def write_report(work: Work, engine: Engine, verdict_key: str, verdict: Verdict,
 
 def _write(work: Work, engine: Engine, verdict_key: str, verdict: Verdict, dataset: Dataset | None) -> None:
     request, records = work.request, work.records
-    started = time.monotonic()
-    judged = Judged(verdict_key, verdict, engine.record, records.prepared(engine.record.prepared_key))
-    shown = pictures(dataset, (item.index for item in verdict.worst)) if dataset is not None else {}
-    layers, warnings = _layers(work, engine, dataset, judged)
-    work.timed("report", started)
+    with work.durations.timing("report"):
+        judged = Judged(verdict_key, verdict, engine.record, records.prepared(engine.record.prepared_key))
+        shown = pictures(dataset, (item.index for item in verdict.worst)) if dataset is not None else {}
+        layers, warnings = _layers(work, engine, dataset, judged)
     seen = Seen(shown, layers, request, dict(work.durations), (*work.warnings, *warnings))
     if judged.manifest is not None:
         records.add_variant(judged.manifest.source_model, judged.verdict.fingerprint, request.engine_key)
