@@ -171,7 +171,8 @@ def test_runs_times_and_layers_come_back(python: str, model: Path, work: Path, m
         assert len(timed.seconds) == 5
         assert len(session.timings({"x": given}, warm_up=1, iterations=5, seconds=0)) == 5
         assert session.inspect()["Layers"][0]["Name"] == "double"
-    assert backend.inspected is None
+    before = backend.inspected
+    assert before is None
     ran = backend.profile(built.file, RECIPE, {"x": given}, 3, shown)
     assert [(one.op, list(one.inputs), list(one.outputs), one.seconds) for one in ran] == [("ElementWise", ["float"], ["float16"], 0.00025)]
     assert backend.inspected is not None
