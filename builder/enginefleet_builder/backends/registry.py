@@ -7,7 +7,8 @@ from enginefleet_api.errors import PermanentError
 from .base import Backend
 from .onnxruntime import OnnxRuntime
 from .providers import PROVIDERS
-from .tensorrt import MODULES, TensorRt
+
+TENSORRT = ("tensorrt", "tensorrt-rtx")
 
 
 def backend_for(name: str, execution_provider: str = "CPU", python: str = "python3", reserve: int = 0) -> Backend:
@@ -15,7 +16,10 @@ def backend_for(name: str, execution_provider: str = "CPU", python: str = "pytho
 
     `python`: the interpreter that owns TensorRT's bindings; `reserve`: bytes of memory that a build leaves free. Both for TensorRT alone.
     """
-    if name in MODULES:
+    if name in TENSORRT:
+        # not at the top: building takes onnx along, which a server of another backend must not load
+        from .tensorrt import TensorRt
+
         return TensorRt(name, python, reserve=reserve)
     if name == "onnxruntime" and execution_provider in PROVIDERS:
         return OnnxRuntime(PROVIDERS[execution_provider])
