@@ -13,12 +13,10 @@ from enginefleet_api.jobs import ProbeReport, ProbeRequest
 
 from . import device
 from .backends import openvino
+from .backends.base import MODULES
 from .backends.providers import PROVIDERS
 from .device.files import HostFiles
 from .io import Progress
-
-MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
-"""Bindings by backend, under the interpreter that a HardwareClass names."""
 
 
 def probe(request: ProbeRequest, progress: Progress) -> ProbeReport:

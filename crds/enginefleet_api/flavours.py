@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from .fingerprint import BACKEND_NAMES
+
 ONNXRUNTIME, TENSORRT_8, TENSORRT_10 = "onnxruntime", "tensorrt-8", "tensorrt-10"
 
 PRECISIONS: Mapping[str, tuple[str, ...]] = {
@@ -79,5 +81,4 @@ def _runs(precision: str, compute_capability: str) -> bool:
 
 
 def _called(backend: str, version: str | None) -> str:
-    name = {"onnxruntime": "ONNX Runtime", "tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT for RTX"}[backend]
-    return f"{name} {version}" if version else name
+    return f"{BACKEND_NAMES[backend]} {version}" if version else BACKEND_NAMES[backend]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginefleet_api.flavours import flavour_of, precision_refused, release_refused
+from enginefleet_api.flavours import flavour_of, precision_refused, release, release_refused
 from enginefleet_builder.prepare import targets
 
 
@@ -77,7 +77,7 @@ def test_the_operator_refuses_what_preflight_refuses() -> None:
             found = targets.tensorrt(table, entry.release)
             if release_refused("tensorrt", entry.release) or found is None:
                 continue
-            if targets.release(device.compute_capability) < targets.release(found.min_compute_capability):
+            if release(device.compute_capability) < release(found.min_compute_capability):
                 continue  # does not run there at all, which is preflight's to say
             have = {one for one in found.precisions if not precision_refused(one, "tensorrt", entry.release, device.compute_capability)}
             assert have == {one for one in found.precisions if one in device.precisions}, (entry.release, device.compute_capability)

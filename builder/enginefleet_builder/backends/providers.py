@@ -6,12 +6,12 @@ an EP context model (`context`); where a provider cannot read its own back, the 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from enginefleet_api.base import quantity
 from enginefleet_api.errors import PermanentError
 
 Form = Literal["optimized", "context", "model"]
@@ -41,7 +41,6 @@ PROVIDERS = {
 CPU = PROVIDERS["CPU"]
 TACTIC_SOURCES = ("CUBLAS", "CUBLAS_LT", "CUDNN", "EDGE_MASK_CONVOLUTIONS", "JIT_CONVOLUTIONS")
 """As ONNX Runtime's option trt_tactic_sources names them."""
-_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +140,8 @@ def _shapes(inputs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     }
 
 
-def _bytes(quantity: str) -> int:
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([a-zA-Z]*)", quantity)
-    if match is None or match[2] not in _UNITS:
-        raise PermanentError("BadRequest", f"workspace {quantity!r} is no quantity.", "Write auto, or a quantity like 2Gi.")
-    return int(float(match[1]) * _UNITS[match[2]])
+def _bytes(text: str) -> int:
+    try:
+        return int(quantity(text))
+    except ValueError as error:
+        raise PermanentError("BadRequest", f"workspace {text!r} is no quantity.", "Write auto, or a quantity like 2Gi.") from error

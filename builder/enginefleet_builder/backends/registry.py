@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from enginefleet_api.errors import PermanentError
 
-from .base import Backend
+from .base import MODULES, Backend
 from .onnxruntime import OnnxRuntime
 from .providers import PROVIDERS
-
-TENSORRT = ("tensorrt", "tensorrt-rtx")
 
 
 def backend_for(name: str, execution_provider: str = "CPU", python: str = "python3", reserve: int = 0) -> Backend:
@@ -16,7 +14,7 @@ def backend_for(name: str, execution_provider: str = "CPU", python: str = "pytho
 
     `python`: the interpreter that owns TensorRT's bindings; `reserve`: bytes of memory that a build leaves free. Both for TensorRT alone.
     """
-    if name in TENSORRT:
+    if name in MODULES:
         # not at the top: building takes onnx along, which a server of another backend must not load
         from .tensorrt import TensorRt
 

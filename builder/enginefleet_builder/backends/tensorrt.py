@@ -17,13 +17,14 @@ from onnx import ModelProto
 from enginefleet_api.base import quantity
 from enginefleet_api.documents import TensorSpec
 from enginefleet_api.errors import EngineFleetError, EnvironmentFault, PermanentError, TransientFault
+from enginefleet_api.fingerprint import BACKEND_NAMES
 
 from ..gate.arrays import Array
 from ..io import Progress
 from ..prepare import model as models
 from ..prepare import targets
 from . import remedies, texts
-from .base import BuiltEngine, NodeRun, Timed
+from .base import MODULES, BuiltEngine, NodeRun, Timed
 from .child import Child
 from .classify import oom_kills
 from .implicit import implicit, is_plain
@@ -31,8 +32,6 @@ from .model_facts import ModelFacts, facts_of
 
 WORKER = Path(__file__).parent.parent / "worker" / "main.py"
 ENGINE_FILE = "engine.plan"
-MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
-TITLES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT for RTX"}
 MEMINFO = Path("/proc/meminfo")
 LOG_LINES = 20_000
 
@@ -209,7 +208,7 @@ class TensorRt:
         header = {
             "do": "build",
             "module": self._module,
-            "title": TITLES[self.name],
+            "title": BACKEND_NAMES[self.name],
             "model": str(file),
             "engine": str(engine),
             "precision": "int8" if scales else recipe.get("precision") or facts.precision,
@@ -275,7 +274,7 @@ class TensorRt:
 
     @contextmanager
     def _worker(self, progress: Progress, facts: Mapping[str, Any] | None = None) -> Iterator[Worker]:
-        with Worker(self._python, progress, TITLES[self.name], self._reserve, facts) as worker:
+        with Worker(self._python, progress, BACKEND_NAMES[self.name], self._reserve, facts) as worker:
             try:
                 yield worker
             finally:
@@ -353,7 +352,7 @@ def tensor_type(text: str) -> str:
 def parser_opset(library: str) -> int | None:
     """The newest opset that the documentation of `TensorRT 8.6.0`'s parser names; None: not known."""
     title, _, version = library.rpartition(" ")
-    found = targets.tensorrt(targets.load(), version) if title == TITLES["tensorrt"] else None
+    found = targets.tensorrt(targets.load(), version) if title == BACKEND_NAMES["tensorrt"] else None
     return found.opset if found else None
 
 

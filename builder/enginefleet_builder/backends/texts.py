@@ -15,15 +15,15 @@ from pathlib import Path
 from string import Formatter
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from enginefleet_api.base import Contract
 from enginefleet_api.errors import EngineFleetError, EnvironmentFault, FailureClass, PermanentError, TransientFault
 
+from ..tables import read_table
 from .classify import crashed
 
 FAILURES_VARIABLE = "ENGINEFLEET_FAILURES"
-MOST_BYTES = 1 << 20
 MOST_LINES = 20_000
 """Log lines that are looked at, the first ones: a cause stands early."""
 LINE_LENGTH = 400
@@ -98,22 +98,15 @@ def load(path: Path | None = None) -> Table:
 
 @cache
 def _load(path: Path) -> Table:
-    try:
-        with path.open("rb") as file:
-            table = Table.model_validate_json(file.read(MOST_BYTES))
-        for entry in table.failures:
-            _check(entry)
-    except OSError as error:
-        raise _invalid(path, error.strerror or str(error)) from error
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise _invalid(path, f"{'.'.join(str(part) for part in first['loc']) or 'the document'}: {first['msg']}") from error
-    except (ValueError, re.error) as error:
-        raise _invalid(path, str(error)) from error
-    return table
+    return read_table(path, Table, _check, _invalid)
 
 
-def _check(entry: Failure) -> None:
+def _check(table: Table) -> None:
+    for entry in table.failures:
+        _check_entry(entry)
+
+
+def _check_entry(entry: Failure) -> None:
     groups = {*re.compile(entry.pattern).groupindex, *OWN_WORDS}
     for later in entry.after:
         re.compile(later.pattern)

@@ -58,7 +58,7 @@ def _begin(request: BuildRequest, folder: Path, progress: Progress, watch: Watch
     # before anything is built; an engine that is adopted does not need its prepared model any more, and is checked when it is measured
     if (manifest := records.prepared(request.prepared_key)) is not None:
         require_batch_sizes(request.benchmark.batch_sizes, manifest.inputs, request.inputs)
-    return Work(request, records, backend, folder, progress, watch=watch or watch_for(request.backend, request.execution_provider))
+    return Work(request, records, backend, folder, progress, watch=watch or watch_for(request.facts))
 
 
 def _judged(work: Work, engine: Engine) -> Verdict:

@@ -7,22 +7,23 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+from enginefleet_api import fingerprint
 
 from ..backends.base import DeviceSession, Session
 from ..gate.conditions import Reading
 
 NANOSECONDS, MICROSECONDS = 1e-9, 1e-6
-ON_GPU = ("CUDA", "TensorRT")
-"""ONNX Runtime's execution providers that run on an NVIDIA GPU."""
 
 
 def no_context() -> Mapping[str, str]:
     return {}
 
 
-def watch_for(backend: str, execution_provider: str) -> Watch:
-    """Looks at the GPU where the engine runs on one."""
-    if not backend.startswith("tensorrt") and execution_provider not in ON_GPU:
+def watch_for(facts: Mapping[str, Any]) -> Watch:
+    """Looks at the GPU where the engine of these facts runs on one."""
+    if not fingerprint.runs_on_gpu(facts):
         return Watch()
     # not at the top: the device's package starts children, and most commands need none of it
     from .. import device

@@ -9,6 +9,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from enginefleet_api.fingerprint import BACKEND_NAMES
+from enginefleet_api.flavours import release
 from enginefleet_api.jobs import PreflightTarget
 
 from ..backends.onnxruntime import MAX_MODEL_BYTES
@@ -32,7 +34,7 @@ def check(subject: Subject) -> list[Finding]:
 
 
 def _called(target: PreflightTarget) -> str:
-    backend = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT for RTX", "onnxruntime": "ONNX Runtime"}[target.backend]
+    backend = BACKEND_NAMES[target.backend]
     return f"class {clean(target.name)} ({backend} {clean(target.version or 'of unknown version')})"
 
 
@@ -85,7 +87,7 @@ def _newest_opset(subject: Subject, target: PreflightTarget) -> tuple[int | None
     found = _release(subject, target)
     if found is None:
         return None, False
-    return found.opset, targets.release(target.version)[:2] == targets.release(found.opset_of)[:2]
+    return found.opset, release(target.version)[:2] == release(found.opset_of)[:2]
 
 
 def opset_ceilings(subject: Subject) -> list[int]:
@@ -172,7 +174,7 @@ def platform(subject: Subject, target: PreflightTarget) -> Iterator[Finding]:
     """TensorRT release x JetPack x GPU generation."""
     found = _release(subject, target)
     capability = target.compute_capability
-    if found is not None and capability and targets.release(capability) < targets.release(found.min_compute_capability):
+    if found is not None and capability and release(capability) < release(found.min_compute_capability):
         fitting = [entry.release for entry in subject.table.tensorrt if _runs_on(subject, entry.release, capability)]
         message = (
             f"{_called(target)} needs compute capability {found.min_compute_capability} or higher, the device has {clean(capability)}."
@@ -187,15 +189,15 @@ def platform(subject: Subject, target: PreflightTarget) -> Iterator[Finding]:
         where = f"L4T {clean(target.l4t or '')} (JetPack {board.jetpack})"
         message = f"{_called(target)}: {where} is for compute capabilities {these}, the device has {clean(capability)}."
         yield Finding("error", "PlatformMismatch", message, "Use an image of the JetPack that the board runs.")
-    releases = [targets.release(entry) for entry in board.tensorrt]
-    if target.backend == "tensorrt" and target.version and targets.release(target.version)[:2] not in [item[:2] for item in releases]:
+    releases = [release(entry) for entry in board.tensorrt]
+    if target.backend == "tensorrt" and target.version and release(target.version)[:2] not in [item[:2] for item in releases]:
         message = f"{_called(target)} does not go with L4T {clean(target.l4t or '')} (JetPack {board.jetpack}), which has TensorRT {', '.join(board.tensorrt)}."
         yield Finding("error", "PlatformMismatch", message, "Use an image with one of these, or another JetPack on the board.")
 
 
-def _runs_on(subject: Subject, release: str, capability: str) -> bool:
-    found = targets.tensorrt(subject.table, release)
-    return found is not None and targets.release(found.min_compute_capability) <= targets.release(capability)
+def _runs_on(subject: Subject, version: str, capability: str) -> bool:
+    found = targets.tensorrt(subject.table, version)
+    return found is not None and release(found.min_compute_capability) <= release(capability)
 
 
 def dla(subject: Subject, target: PreflightTarget) -> Iterator[Finding]:

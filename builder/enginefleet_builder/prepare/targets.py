@@ -14,15 +14,16 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from enginefleet_api.base import Contract
 from enginefleet_api.errors import PermanentError
+from enginefleet_api.flavours import release
 from enginefleet_api.jobs import PreflightTarget
 
+from ..tables import MOST_BYTES, read_table
+
 TARGETS_VARIABLE = "ENGINEFLEET_TARGETS"
-MOST_BYTES = 1 << 20
-"""Size of a table or manifest that is still read."""
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8"]
 Release = tuple[int, ...]
@@ -116,10 +117,6 @@ class TensorRT:
     dla: tuple[str, ...]
 
 
-def release(text: str) -> Release:
-    return tuple(int(part) for part in re.findall(r"[0-9]+", text)[:4])
-
-
 def load(path: Path | None = None) -> Table:
     """The table at `path`, else at ENGINEFLEET_TARGETS, else ours. Raises PermanentError `TargetsInvalid` that names the place."""
     chosen = path or Path(os.environ.get(TARGETS_VARIABLE) or Path(__file__).with_name("targets.json"))
@@ -128,18 +125,7 @@ def load(path: Path | None = None) -> Table:
 
 @cache
 def _load(path: Path) -> Table:
-    try:
-        with path.open("rb") as file:
-            table = Table.model_validate_json(file.read(MOST_BYTES))
-        _check(table)
-    except OSError as error:
-        raise _invalid(path, error.strerror or str(error)) from error
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise _invalid(path, f"{'.'.join(str(part) for part in first['loc']) or 'the document'}: {first['msg']}") from error
-    except (ValueError, re.error) as error:
-        raise _invalid(path, str(error)) from error
-    return table
+    return read_table(path, Table, _check, _invalid)
 
 
 def _check(table: Table) -> None:
