@@ -26,8 +26,8 @@ provide: setup ## runtime images, kubectl, bubblewrap and the local cluster's bi
 demo: provide ## the whole chain on a local cluster; ARGS=--keep leaves it running, KUBE_CONTEXT=name uses a cluster of yours
 	@$(RUN) -m demo.demo $(if $(KUBE_CONTEXT),--context $(KUBE_CONTEXT)) $(ARGS)
 
-test: provide ## all tests, four files at a time (most of them wait); ARGS="tests/unit -k name" for some
-	@$(RUN) -m pytest $(if $(ARGS),$(ARGS),-n 4 --dist loadfile)
+test: provide ## all tests, two files at a time; ARGS="tests/unit -k name" for some
+	@$(RUN) -m pytest $(if $(ARGS),$(ARGS),-n 2 --dist loadfile)
 
 check: setup ## formatting, lint, types, layers, generated files
 	@$(RUN) -m tools.check $(ARGS)
