@@ -62,9 +62,9 @@ class Cancellation:
 
 
 def terminated(signal_name: str) -> TransientFault:
-    return TransientFault(
-        "Terminated", f"the process got {signal_name} before it was done.", "It starts again when the pod is scheduled again."
-    )
+    by_hand = "Run the command again: what it had published is not done twice."
+    hint = by_hand if signal_name == "SIGINT" else "It starts again when the pod is scheduled again."
+    return TransientFault("Terminated", f"the process got {signal_name} before it was done.", hint)
 
 
 def deadline_exceeded(seconds: float) -> TransientFault:

@@ -36,7 +36,7 @@ def runtime_facts(backend: str, execution_provider: str, python: str, *, cross: 
         return device.facts(python, MODULES[backend], cross=cross)
     if backend != "onnxruntime":
         hint = "Use a HardwareClass with another backend, or a builder image that has this one."
-        raise PermanentError("BackendUnknown", f"this builder knows no backend {backend!r}.", hint)
+        raise PermanentError("BackendUnknown", f"this builder knows no backend {backend!r}, only onnxruntime, {', '.join(MODULES)}.", hint)
     runtime = onnxruntime_facts(execution_provider)
     return runtime | gpu_facts() if fingerprint.runs_on_gpu(runtime) else runtime
 
