@@ -13,7 +13,6 @@ from enginefleet_api.jobs import ProbeReport, ProbeRequest
 
 from . import device
 from .backends import openvino
-from .backends.base import MODULES
 from .backends.providers import PROVIDERS
 from .device.files import HostFiles
 from .io import Progress
@@ -32,11 +31,15 @@ def runtime_facts(backend: str, execution_provider: str, python: str, *, cross: 
 
     `python`: the interpreter that owns TensorRT's bindings. `cross`: see device.facts.
     """
-    if backend in MODULES:
-        return device.facts(python, MODULES[backend], cross=cross)
+    if backend in fingerprint.BACKEND_MODULES:
+        return device.facts(python, fingerprint.BACKEND_MODULES[backend], cross=cross)
     if backend != "onnxruntime":
         hint = "Use a HardwareClass with another backend, or a builder image that has this one."
-        raise PermanentError("BackendUnknown", f"this builder knows no backend {backend!r}, only onnxruntime, {', '.join(MODULES)}.", hint)
+        raise PermanentError(
+            "BackendUnknown",
+            f"this builder knows no backend {backend!r}, only onnxruntime, {', '.join(fingerprint.BACKEND_MODULES)}.",
+            hint,
+        )
     runtime = onnxruntime_facts(execution_provider)
     return runtime | gpu_facts() if fingerprint.runs_on_gpu(runtime) else runtime
 
@@ -62,7 +65,7 @@ def by_hand(backend: str | None, execution_provider: str, python: str, progress:
     """
     host = host_facts()
     runtimes, missing = [], {}
-    for name in (backend,) if backend is not None else ("onnxruntime", *MODULES):
+    for name in (backend,) if backend is not None else ("onnxruntime", *fingerprint.BACKEND_MODULES):
         progress(f"probe {name}")
         try:
             facts = here(runtime_facts(name, execution_provider, python))

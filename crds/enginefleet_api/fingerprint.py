@@ -197,6 +197,8 @@ def of_node(facts: Mapping[str, Json], node: str) -> dict[str, Json]:
 
 
 BACKEND_NAMES = {"onnxruntime": "ONNX Runtime", "tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT for RTX"}
+BACKEND_MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
+"""Backends whose bindings belong to an interpreter that a HardwareClass names: the module to import there."""
 
 
 def summary(facts: Mapping[str, Json]) -> str:

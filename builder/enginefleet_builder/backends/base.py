@@ -16,9 +16,6 @@ from enginefleet_api.documents import TensorSpec
 from ..gate.arrays import Array
 from ..io import Progress
 
-MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
-"""Backends whose bindings belong to an interpreter that a HardwareClass names: the module to import there."""
-
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:

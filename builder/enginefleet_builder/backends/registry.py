@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from enginefleet_api.errors import PermanentError
+from enginefleet_api.fingerprint import BACKEND_MODULES
 
-from .base import MODULES, Backend
+from .base import Backend
 from .onnxruntime import OnnxRuntime
 from .providers import PROVIDERS
 
@@ -14,7 +15,7 @@ def backend_for(name: str, execution_provider: str = "CPU", python: str = "pytho
 
     `python`: the interpreter that owns TensorRT's bindings; `reserve`: bytes of memory that a build leaves free. Both for TensorRT alone.
     """
-    if name in MODULES:
+    if name in BACKEND_MODULES:
         # not at the top: building takes onnx along, which a server of another backend must not load
         from .tensorrt import TensorRt
 

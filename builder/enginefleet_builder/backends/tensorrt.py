@@ -17,14 +17,14 @@ from onnx import ModelProto
 from enginefleet_api.base import quantity
 from enginefleet_api.documents import TensorSpec
 from enginefleet_api.errors import EngineFleetError, EnvironmentFault, PermanentError, TransientFault
-from enginefleet_api.fingerprint import BACKEND_NAMES
+from enginefleet_api.fingerprint import BACKEND_MODULES, BACKEND_NAMES
 
 from ..gate.arrays import Array
 from ..io import Progress
 from ..prepare import model as models
 from ..prepare import targets
 from . import remedies, texts
-from .base import MODULES, BuiltEngine, NodeRun, Timed
+from .base import BuiltEngine, NodeRun, Timed
 from .child import Child
 from .classify import oom_kills
 from .implicit import implicit, is_plain
@@ -132,7 +132,7 @@ class TensorRt:
 
     def __init__(self, name: str, python: str = "python3", *, reserve: int = 0) -> None:
         self.name = name
-        self._python, self._reserve, self._module = python, reserve, MODULES[name]
+        self._python, self._reserve, self._module = python, reserve, BACKEND_MODULES[name]
         self._known: dict[str, Any] = {}
         self.inspected: Mapping[str, Any] | None = None
         self.timing_caches = name == "tensorrt"
