@@ -333,6 +333,21 @@ def test_the_freed_layer_computes_the_same_less_its_rounding() -> None:
     assert remedies.without_layer(model, "some other layer", Path()) is None
 
 
+def test_a_layer_that_only_moves_data_is_cured_where_its_result_is_read() -> None:
+    # what TensorRT 8.6 said of a real ResNet whose first node resizes the picture: it takes the Q of the first Conv across the Resize
+    model = quantized(3)
+    scales = numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "resize.scales")
+    model.graph.initializer.append(scales)
+    model.graph.node.insert(0, helper.make_node("Resize", ["x", "", "resize.scales"], ["resized"], name="/0/Resize", mode="nearest"))
+    model.graph.node[1].input[0] = "resized"
+    del model.graph.output[0].type.tensor_type.shape.dim[2:]
+    found = remedies.without_layer(model, "/0/Resize", Path())
+    assert found is not None
+    freed, nodes = found
+    assert nodes == ["conv1"]
+    assert [node.name for node in freed.graph.node if node.op_type == "QuantizeLinear"] == ["conv2_QuantizeLinear", "conv3_QuantizeLinear"]
+
+
 def computed(model: ModelProto, feeds: dict[str, Any]) -> Any:
     session: Any = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])  # type: ignore[attr-defined]
     return session.run(None, feeds)[0]

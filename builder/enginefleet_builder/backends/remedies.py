@@ -55,12 +55,20 @@ def separate_dimensions(model: ModelProto, profiles: Sequence[Mapping[str, Any]]
 def without_layer(model: ModelProto, layer: str, folder: Path) -> tuple[ModelProto, list[str]] | None:
     """The model with a layer in higher precision that TensorRT names (`a.weight + a_QuantizeLinear + PWN(b, c)`), and its nodes.
 
-    None when no quantized node is among those named. `folder`: where external data lies.
+    A named node that is not quantized itself and whose result is quantized next was made so by TensorRT, which takes a Q/DQ pair across nodes that
+    only move data (a Resize before the first Conv): then those that read the pair are chosen. None when no quantized node is concerned.
+    `folder`: where external data lies.
     """
     named = {_bare(name) for name in texts.nodes_of(layer)}
     graph = qdq.Graph(model)
     hit = {
         node.name for node in model.graph.node if named & {node.name, *node.input, *node.output} and node.op_type not in models.QUANTIZING
+    }
+    hit |= {
+        reader.name
+        for node in model.graph.node
+        if node.name in hit and not graph.quantized(node)
+        for reader in graph.quantized_readers(node)
     }
     nodes = {name for one in qdq.layers(model) if hit & set(one.nodes) for name in one.nodes}
     nodes |= {node.name for node in model.graph.node if node.name in hit and graph.quantized(node)}

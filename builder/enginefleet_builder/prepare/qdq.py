@@ -57,6 +57,17 @@ class Graph:
         """Whether it reads values that were quantized."""
         return node.op_type not in models.QUANTIZING and any(self.dequantized(name) for name in node.input)
 
+    def quantized_readers(self, node: NodeProto) -> list[NodeProto]:
+        """Those that read what it makes through Q and DQ."""
+        pairs = [
+            dequantize
+            for output in node.output
+            for quantize in self.consumers.get(output, [])
+            if quantize.op_type == "QuantizeLinear"
+            for dequantize in self.consumers.get(quantize.output[0], [])
+        ]
+        return [reader for pair in pairs for reader in self.consumers.get(pair.output[0], [])]
+
     def before(self, tensor: str) -> str | None:
         """The tensor that Q and DQ made `tensor` from; None where only a quantized weight stands before the DQ."""
         found = tensor
