@@ -87,9 +87,32 @@ def test_the_command_writes_a_page_or_json(built: tuple[Bench, BuildReport, Buil
 
 @pytest.mark.parametrize(("key", "reason"), [("0" * 64, "VerdictMissing"), ("../../etc/passwd", "BadRequest"), ("", "BadRequest")])
 def test_an_engine_that_is_not_there_has_no_report(bench: Bench, key: str, reason: str) -> None:
+    (bench.folder / "store").mkdir()
     with pytest.raises(PermanentError) as caught:
         make_report(bench.store, key, None, (), Progress())
     assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    "command", [["report", "--engine", "0" * 64], ["build", "--prepared", "0" * 64], ["judge", "--prepared", "0" * 64]]
+)
+@pytest.mark.parametrize("found", ["does not exist", "is a file"])
+def test_a_store_that_is_no_folder_is_called_so_and_none_is_made(tmp_path: Path, command: list[str], found: str) -> None:
+    folder = tmp_path / "stroe"
+    if found == "is a file":
+        folder.write_text("notes")
+    told = CliRunner().invoke(app, [*command, "--store", str(folder), "--json"])
+    failure = json.loads(told.stdout)["failure"]
+    assert (told.exit_code, failure["reason"]) == (42, "StoreNotFound")
+    assert failure["message"] == f"the store's folder {folder} {found}; expected the folder of a store."
+    assert "Correct the path" in failure["hint"]
+    assert list(tmp_path.iterdir()) == ([folder] if found == "is a file" else [])
+
+
+def test_reading_a_store_leaves_no_trace_in_it(tmp_path: Path) -> None:
+    told = CliRunner().invoke(app, ["report", "--engine", "0" * 64, "--store", str(tmp_path), "--json"])
+    assert json.loads(told.stdout)["failure"]["reason"] == "VerdictMissing"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_report_that_cannot_be_written_is_a_warning_and_the_verdict_stands(bench: Bench, prepared: PrepareReport) -> None:

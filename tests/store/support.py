@@ -45,6 +45,7 @@ def s3_place(endpoint: str, prefix: str = "") -> Place:
 
 
 def folder_place(folder: Path) -> Place:
+    folder.mkdir(parents=True, exist_ok=True)
     return Place(StoreRef(uri=folder.as_uri()))
 
 

@@ -18,14 +18,19 @@ __all__ = ["BlobDamaged", "ObjectMissing", "Store", "StoreUnavailable", "Stored"
 def open_store(ref: StoreRef, *, progress: Progress | None = None, writes: bool = True, patience: float | None = None) -> Store:
     """The store that `ref` names, with the credentials `ENGINEFLEET_STORE_…` or else the pod's own identity.
 
-    `writes`: check that the server knows conditional writes (needs permission to write). `patience`: seconds that one operation is retried.
-    Raises PermanentError `StoreNotFound`, `StoreAccessDenied`, `StoreWithoutConditionalWrites`, or StoreUnavailable.
+    `writes`: check that the server knows conditional writes (needs permission to write); else the place must be there already. `patience`: seconds
+    that one operation is retried. Raises PermanentError `StoreNotFound`, `StoreAccessDenied`, `StoreWithoutConditionalWrites`, or StoreUnavailable.
     """
     parts = urlsplit(ref.uri)
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):
         from .folder import FolderStore
 
-        return FolderStore(Path(url2pathname(parts.path)))
+        root = Path(url2pathname(parts.path))
+        if not writes and not root.is_dir():
+            found = "is a file" if root.exists() else "does not exist"
+            hint = "Correct the path; `enginefleet prepare` and `build` make a store where there is none."
+            raise PermanentError("StoreNotFound", f"the store's folder {root} {found}; expected the folder of a store.", hint)
+        return FolderStore(root)
     if parts.scheme != "s3" or not parts.netloc:
         raise PermanentError(
             "StoreNotFound", f"{ref.uri!r} is not a store.", "Write s3://bucket/prefix/, or file:///folder/ on the command line."

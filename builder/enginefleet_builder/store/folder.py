@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from enginefleet_api.errors import EnvironmentFault
@@ -29,8 +29,6 @@ class FolderStore(Store):
     def __init__(self, root: Path) -> None:
         self.root = root
         self.name = root.as_uri()
-        for part in ("tmp", "locks"):
-            (root / PRIVATE / part).mkdir(parents=True, exist_ok=True)
 
     def put_if_absent(self, key: str, body: Body, *, sha256: str = "") -> bool:  # noqa: ARG002
         target = self._path(key)
@@ -102,9 +100,10 @@ class FolderStore(Store):
     @contextmanager
     def _written(self, body: Body) -> Iterator[Path]:
         """A temporary file with the body, on disk (fsync) before anybody can see it."""
-        handle, name = tempfile.mkstemp(dir=self.root / PRIVATE / "tmp")
-        temporary = Path(name)
+        temporary: Path | None = None
         try:
+            handle, name = tempfile.mkstemp(dir=self._private("tmp"))
+            temporary = Path(name)
             with os.fdopen(handle, "wb") as writer:
                 if isinstance(body, bytes):
                     writer.write(body)
@@ -120,15 +119,21 @@ class FolderStore(Store):
                 "StoreNotWritable", f"cannot write into {self.root}: {error.strerror or error}.", "Check space and permissions."
             ) from error
         finally:
-            with suppress(FileNotFoundError):
-                temporary.unlink()
+            if temporary is not None:
+                temporary.unlink(missing_ok=True)
 
     @contextmanager
     def _locked(self, key: str) -> Iterator[None]:
         """The kernel frees the lock of a killed holder."""
-        with (self.root / PRIVATE / "locks" / hashlib.sha256(key.encode()).hexdigest()).open("w") as file:
+        with (self._private("locks") / hashlib.sha256(key.encode()).hexdigest()).open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+    def _private(self, name: str) -> Path:
+        """Made when something is written: who only reads leaves no trace."""
+        folder = self.root / PRIVATE / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
 
 def _sync_folder(folder: Path) -> None:
