@@ -55,6 +55,9 @@ class PreparedManifest(Contract):
     """Part of the worthwhile nodes (Conv, Gemm, MatMul …) that run in the lower precision, as decimal text of 0 to 1; empty: nothing was converted."""
     recipe: dict[str, Any] = Field(default_factory=dict)
     """How it was made: {tool, method, exclude: {nodes, opTypes}, cosine, sensitivity: [...]}; the last for repaired variants."""
+    spec: dict[str, Any] = Field(default_factory=dict)
+    """What it was made from, as `model` and `calibration` of a ModelDeployment's spec, with the digests that were found. Empty in records of
+    older versions."""
     tools: dict[str, str] = Field(default_factory=dict)
     notes: list[str] = Field(default_factory=list)
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +21,6 @@ from enginefleet_builder.main import app
 from enginefleet_builder.report.data import ReportData
 from enginefleet_builder.report.job import make_report
 from enginefleet_builder.report.pictures import MOST_PICTURES, PICTURE_BYTES, pictures
-from enginefleet_builder.store import layout
 from tests.builder.support import Bench
 
 
@@ -145,32 +141,6 @@ def test_a_verdict_under_a_foreign_key_is_refused(built: tuple[Bench, BuildRepor
     with pytest.raises(PermanentError) as caught:
         make_report(bench.store, "8" * 64, None, (), Progress())
     assert caught.value.reason == "StoreRecordUnreadable"
-
-
-def test_the_commands_of_a_report_work_in_a_shell(built: tuple[Bench, BuildReport, BuildReport], tmp_path: Path) -> None:
-    """Each as it stands on the page; preparing again needs the reader's own copies at the names that it gives."""
-    bench, fp32, _ = built
-    data = make_report(bench.store, fp32.engine_key, None, (), Progress())
-    (tmp_path / "model.onnx").write_bytes(bench.model.read_bytes())
-    program = tmp_path / "enginefleet"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m enginefleet_builder.main "$@"\n')
-    program.chmod(0o755)
-    environment = os.environ | {
-        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
-    outputs = {}
-    for step in data.steps:
-        done = subprocess.run(["sh", "-ec", step.command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{step.title}: {done.stderr}"
-        outputs[step.title] = done.stdout
-    assert layout.digest_hex(data.blob) in outputs["Check the engine's bytes"]
-    assert json.loads(outputs["Read the verdict itself"])["blob"] == data.blob
-    assert "answer: Pass" in outputs["Judge the engine again"]
-    assert "operators:" in outputs["Run the engine yourself"]
-    key = next(fact.value for fact in data.inputs if fact.name == "prepared key")
-    assert f"preparedKey: {key}" in outputs["Prepare the model again"]
-    assert (tmp_path / "report.html").is_file()
 
 
 # ---- pictures ----

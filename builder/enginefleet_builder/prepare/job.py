@@ -7,12 +7,13 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from enginefleet_api.documents import Baseline, PreparedManifest
 from enginefleet_api.errors import PermanentError
 from enginefleet_api.flavours import PRECISIONS
 from enginefleet_api.jobs import PrepareReport, PrepareRequest, ResolvedPrepared, clip
-from enginefleet_api.variants import SCALED, Variant
+from enginefleet_api.variants import CAST, SCALED, Variant
 
 from ..gate.advice import Advice, advise
 from ..gate.tasks import require_supported
@@ -125,6 +126,7 @@ def _prepared(
         qdq_nodes=made.qdq_nodes,
         share="" if made.share is None else f"{made.share:.3f}",
         recipe=made.recipe,
+        spec=_spec(given, variant),
         tools=tools(),
         notes=made.notes,
     )
@@ -132,6 +134,28 @@ def _prepared(
     published = records.publish_prepared(manifest, made.file.parent)
     shutil.rmtree(made.file.parent)  # variants of a large model would fill the disk
     return published, True
+
+
+def _spec(given: Given, variant: Variant) -> dict[str, Any]:
+    """See PreparedManifest.spec: what a person needs to make the variant again, and no more."""
+    request, data = given.request, given.calibration
+    model = request.model.model_dump(mode="json", by_alias=True, include={"uri", "endpoint", "region"}, exclude_defaults=True)
+    found: dict[str, Any] = {"model": model | {"digest": given.fetched.digest}}
+    if request.export is not None:
+        found["model"]["export"] = request.export.to_json_dict()
+    if request.calibration is None or variant.precision not in (*SCALED, *CAST):
+        return found
+    if variant.precision in SCALED and request.calibration.source == "model":
+        return found | {"calibration": {"source": "model"}}
+    if data is None or request.calibration_source is None:
+        return found
+    asked = request.calibration.model_dump(mode="json", by_alias=True, include={"min_samples", "exclude"}, exclude_defaults=True)
+    found["calibration"] = {
+        "uri": request.calibration_source.uri,
+        "digest": data.fetched.digest,
+        "method": variant.method or "auto",
+    } | asked
+    return found
 
 
 def _advice(given: Given, baseline: Baseline | None) -> Advice | None:

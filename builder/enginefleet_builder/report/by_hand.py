@@ -9,10 +9,9 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from enginefleet_api.base import Contract
 from enginefleet_api.documents import Answer, BuildRecord, PreparedManifest, Verdict
 from enginefleet_api.jobs import BuildRequest, FetchRequest, StoreRef
-from enginefleet_api.resources import Preprocessing
-from enginefleet_api.variants import SCALED
 
 from ..store import layout
 
@@ -45,11 +44,72 @@ def steps(
             "Fetches it into ./engine on such a device, checks it as a serving pod does, and shows what it holds.",
             _with_request("fetch", _fetch_request(build, verdict, request)) + "\nenginefleet inspect ./engine",
         )
-    if manifest is not None and request is not None and (command := _prepare(manifest, request)):
-        explanation = (
-            f"MODEL (and CALIBRATION) are your copies; other digests give other keys. The prepared key must be {manifest.prepared_key}."
-        )
-        yield "Prepare the model again", explanation, command
+    if manifest is not None and manifest.spec and request is not None:
+        yield from _again(manifest, request)
+
+
+def _again(manifest: PreparedManifest, request: BuildRequest) -> Iterator[tuple[str, str, str]]:
+    """From the model as given to a verdict, in a new store."""
+    keys = [f"The prepared key must be {manifest.prepared_key}"]
+    keys += [f"the baseline's {request.baseline_key}"] if request.baseline_key else []
+    commands = [_prepare(manifest.precision, manifest)]
+    partner = request.partner_prepared_key
+    if partner not in (None, request.prepared_key):
+        commands.append(_prepare("fp32", manifest))
+        keys.append(f"that of the FP32 partner {partner}")
+    explanation = (
+        "From the same files, whose digests are checked; --model, --calibration and --validation name copies of yours, under the same names."
+        f" {', '.join(keys)}."
+    )
+    file = f"cat > spec.json <<'END'\n{json.dumps(spec(manifest, request), indent=1)}\nEND"
+    yield "Prepare the model again", explanation, "\n".join([file, *_endpoint(request), *commands])
+    if request.backend != "onnxruntime":
+        return
+    flags = {"--prepared": request.prepared_key, "--partner": partner, "--baseline": request.baseline_key, "--store": "again"}
+    flags["--provider"] = request.execution_provider
+    explanation = (
+        f"Of what the step before left in ./again. On a device with the same fingerprint the engine key is {request.engine_key},"
+        f" the gate key {request.gate_key}. It ends with exit code 0 for Pass, 40 for Fail, 41 for Inconclusive."
+    )
+    words = ["enginefleet build --spec spec.json", *(f"{flag} {quote(value)}" for flag, value in flags.items() if value)]
+    yield "Build and judge it again", explanation, " ".join(words)
+
+
+def spec(manifest: PreparedManifest, request: BuildRequest) -> dict[str, Any]:
+    """What `--spec` takes to prepare, build and judge as it was done: all that keys are made of, data pinned by digest where that is known."""
+    made = {**manifest.spec, "precision": manifest.precision}
+    if request.inputs:
+        made["inputs"] = [one.to_json_dict() for one in request.inputs]
+    if request.validation is not None:
+        source = request.validation_source
+        made["validation"] = _given(request.validation) | {"uri": source.uri if source else request.validation.uri}
+        made["validation"] |= {"digest": source.digest} if source and source.digest else {}
+    made["preprocessing"] = _given(request.preprocessing) if request.preprocessing else {}
+    made["benchmark"] = _given(request.benchmark)
+    made["build"] = {"threads": request.recipe["threads"]} if "threads" in request.recipe else {}
+    return {name: value for name, value in made.items() if value}
+
+
+def _given(part: Contract) -> dict[str, Any]:
+    """What is not the default: as short as what a person would have written."""
+    given = part.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude_none=True)
+    given.pop("credentialsSecretRef", None)
+    return given
+
+
+def _prepare(precision: str, manifest: PreparedManifest) -> str:
+    words = ["enginefleet prepare --spec spec.json --store again"]
+    words += [f"--precision {quote(precision)}"] if precision != manifest.precision else []
+    words += ["--repair"] if precision == manifest.precision and "sensitivity" in manifest.recipe else []
+    words += [f"--flavour {quote(manifest.flavour)}"] if manifest.flavour != "onnxruntime" else []
+    return " ".join(words)
+
+
+def _endpoint(request: BuildRequest) -> list[str]:
+    """A spec names no endpoint for data: in a cluster it is the store's."""
+    source = request.validation_source
+    found = source.endpoint if source else request.store.endpoint
+    return [f"export AWS_ENDPOINT_URL_S3={quote(found)}"] if found else []
 
 
 def judge_request(request: BuildRequest) -> dict[str, Any]:
@@ -77,21 +137,6 @@ def _fetch_request(build: BuildRecord, verdict: Verdict, request: BuildRequest) 
 def _with_request(command: str, request: dict[str, Any]) -> str:
     """A here-document: the shell expands nothing in it, and no line of JSON is its end."""
     return f"cat > {command}.json <<'END'\n{json.dumps(request, indent=1)}\nEND\nenginefleet {command} --request {command}.json"
-
-
-def _prepare(manifest: PreparedManifest, request: BuildRequest) -> str:
-    """Empty where flags cannot say it: preprocessing, profiles, exclusions."""
-    if manifest.flavour != "onnxruntime" or request.preprocessing not in (None, Preprocessing()) or request.inputs:
-        return ""
-    method, _, _ = manifest.variant.partition("-")[2].partition("-")
-    excluded = manifest.recipe.get("exclude") or {}
-    if method not in ("", "entropy", "max") or any(excluded.values()):
-        return ""
-    calibration = f' --calibration "$CALIBRATION" --method {method}' if manifest.precision in SCALED and method else ""
-    return (
-        ("MODEL=model.onnx\nCALIBRATION=calibration.npz\n" if calibration else "MODEL=model.onnx\n")
-        + f'enginefleet prepare --model "$MODEL" --digest {quote(manifest.source_model)} --precision {quote(manifest.precision)}{calibration} --store again'
-    )
 
 
 def _hash(store: StoreRef, key: str) -> str:

@@ -74,7 +74,8 @@ def credentials(who: Who) -> dict[str, str]:
 def s3_client(who: Who, *, endpoint: str = "", region: str = "", ca_bundle: str = "") -> S3Client:
     """A client; no request is made yet. `ca_bundle`: PEM text."""
     # AWS wants the bucket in the host name; nearly every other server wants it in the path.
-    style: Any = {"addressing_style": "path"} if endpoint else {"addressing_style": "auto"}
+    elsewhere = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    style: Any = {"addressing_style": "path" if elsewhere else "auto"}
     options: dict[str, Any] = {} if who == "ambient" else dict(credentials(who))
     if ca_bundle:
         options["verify"] = _memory_file(ca_bundle)
