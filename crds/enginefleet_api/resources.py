@@ -1,6 +1,6 @@
 """The resources of enginefleet.io/v1alpha1 as pydantic models: what the API server's schema is generated from.
 
-Defaults stand in the models and nowhere else; CEL rules stand beside the model that they check (`RULES`), see `crd.py`. The spec of
+Defaults stand in the models and nowhere else; CEL rules stand beside the model that they check (`RULES`), see `schema.py`. The spec of
 ModelDeployment is in `model.py`, `judging.py` and `modeldeployment.py`, shared fields are in `fields.py`; all are to be had from here too.
 """
 

@@ -11,9 +11,10 @@ import yaml
 from pydantic import Field
 
 from enginefleet_api.base import Contract
-from enginefleet_api.crd import files, main, manifest, schema_of, status_schema
+from enginefleet_api.crd import files, main, manifest, status_schema
 from enginefleet_api.fields import CountOrPercent
 from enginefleet_api.kinds import ENGINE_STORE, HARDWARE_CLASS, KINDS, MODEL_DEPLOYMENT, Kind
+from enginefleet_api.schema import schema_of
 
 FOLDER = Path(__file__).resolve().parents[2] / "crds"
 
