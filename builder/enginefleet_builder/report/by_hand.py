@@ -72,7 +72,7 @@ def _again(manifest: PreparedManifest, request: BuildRequest) -> Iterator[tuple[
         f" the gate key {request.gate_key}. It ends with exit code 0 for Pass, 40 for Fail, 41 for Inconclusive."
     )
     words = ["enginefleet build --spec spec.json", *(f"{flag} {quote(value)}" for flag, value in flags.items() if value)]
-    yield "Build and judge it again", explanation, " ".join(words)
+    yield "Build and judge it again", explanation, "\n".join([*_endpoint(request), " ".join(words)])
 
 
 def spec(manifest: PreparedManifest, request: BuildRequest) -> dict[str, Any]:
