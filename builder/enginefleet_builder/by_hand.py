@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Any, Literal
 
 from enginefleet_api import fingerprint, identity
 from enginefleet_api.errors import PermanentError
 from enginefleet_api.jobs import Source, StoreRef
 from enginefleet_api.keys import gate_key_of, recipe_of
-from enginefleet_api.resources import ModelDeploymentSpec
+from enginefleet_api.resources import ModelDeploymentSpec, Validation
 from enginefleet_api.variants import SCALED, Variant, rungs
+
+if TYPE_CHECKING:
+    from .manifest_rules import Problem
+    from .store.records import Records
+
+ADDRESSED = ("model", "calibration", "validation")
+"""Parts of a spec that say where something lies."""
 
 
 def uri(text: str) -> str:
@@ -36,28 +42,65 @@ def spec(file: Path | None, flags: Mapping[str, Any]) -> ModelDeploymentSpec:
     """What a ModelDeployment would say: the manifest in `file` (or nothing), and over it the flags that are given (not None).
 
     `flags` has the form of spec, decimals as text. A path in it or in the file is a file on this machine. Serving, targets and rollout play no
-    part. Raises PermanentError `BadRequest`, also for fields that do not exist.
+    part. Raises PermanentError `BadRequest` for a manifest that an API server would refuse, and for what is refused together with the flags.
     """
-    raw = _merged(_manifest(file) if file is not None else {}, flags)
-    for part in ("model", "calibration", "validation"):
+    # Imported here: a pod that fetches an engine needs no schema.
+    from . import manifest_rules
+
+    manifest = _manifest(file) if file is not None else {"spec": {}}
+    rules = file is not None and manifest_rules.can_check_rules()
+    if file is not None and not rules:
+        missing = "rules that an API server has for it are not checked, since cel-python is missing: install it, or the extra `cli`"
+        print(f"{file}: {missing}.", file=sys.stderr)
+    where = str(file) if file is not None else "the flags"
+    if whole := "kind" in manifest:
+        metadata = manifest.get("metadata")
+        named = {"name": metadata["name"]} if isinstance(metadata, Mapping) and isinstance(metadata.get("name"), str) else {}
+        _refuse(where, manifest_rules.problems(_elsewhere(manifest["spec"], _is_local), rules=rules, **named))
+    raw = _merged(manifest["spec"], flags)
+    for part in ADDRESSED:
         if isinstance(raw.get(part), Mapping) and isinstance(raw[part].get("uri"), str) and raw[part]["uri"]:
             raw[part] = raw[part] | {"uri": uri(raw[part]["uri"])}
     # what the model requires, and no command line needs
     asked = {"model": {"uri": "file:///"}, "targets": [{"hardwareClass": "by-hand"}]} | raw
-    where = str(file) if file is not None else "the flags"
-    try:
-        made = ModelDeploymentSpec.model_validate(asked)
-    except ValidationError as error:
-        problems = (f"spec.{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False)[:5])
-        raise PermanentError("BadRequest", f"{where}: {'; '.join(problems)}.", "Correct it. Decimals are text, in quotes.") from error
-    if unknown := list(_unknown(asked, made.model_dump(mode="json", by_alias=True, exclude_unset=True), "spec")):
-        hint = "`kubectl explain modeldeployment.spec --recursive` lists the fields."
-        raise PermanentError("BadRequest", f"{where}: no such field: {', '.join(unknown[:5])}.", hint)
-    return made
+    if not whole or _merged({}, flags):
+        _refuse(where, manifest_rules.problems(_completed(asked), rules=rules))
+    return ModelDeploymentSpec.model_validate(asked)
 
 
-def _manifest(file: Path) -> dict[str, Any]:
-    """`spec` of the one ModelDeployment in a YAML or JSON file; the file itself where it has no `kind`."""
+def _refuse(where: str, problems: list[Problem]) -> None:
+    if problems:
+        hint = "Correct it; decimals are text, in quotes. `kubectl explain modeldeployment.spec --recursive` lists the fields."
+        raise PermanentError("BadRequest", f"{where}: {'; '.join(map(str, problems[:5]))}.", hint)
+
+
+def _elsewhere(spec: Mapping[str, Any], which: Callable[[str], bool]) -> dict[str, Any]:
+    """With an address that rules let pass in place of those that only this machine must reach."""
+    result = dict(spec)
+    for part in ADDRESSED:
+        told = result.get(part)
+        if isinstance(told, Mapping) and isinstance(told.get("uri"), str) and told["uri"] and which(told["uri"]):
+            result[part] = {**told, "uri": "s3://elsewhere/"}
+    return result
+
+
+def _is_local(address: str) -> bool:
+    return uri(address).startswith("file:")
+
+
+def _completed(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """With what rules ask for and no command line needs: addresses that pods reach, scales, a threshold."""
+    result: dict[str, Any] = {"calibration": {"source": "model"}} | _elsewhere(spec, lambda _: True)
+    if isinstance(result["model"], Mapping):
+        result["model"] = {name: value for name, value in result["model"].items() if name != "endpoint"}
+    validation = result.get("validation")
+    if isinstance(validation, Mapping) and isinstance(validation.get("acceptance", {}), Mapping):
+        result["validation"] = {**validation, "acceptance": {"maxDrop": "0", **validation.get("acceptance", {})}}
+    return result
+
+
+def _manifest(file: Path) -> Mapping[str, Any]:
+    """The one ModelDeployment in a YAML or JSON file; one without `kind` where the file is the part below `spec`."""
     from .prepare.targets import read_manifests
 
     def refused(path: Path, what: str) -> PermanentError:
@@ -65,10 +108,10 @@ def _manifest(file: Path) -> dict[str, Any]:
         return PermanentError("BadRequest", f"{path} cannot be used as a spec: {what}.", hint)
 
     documents = read_manifests(file, refused)
-    found = [one.get("spec") if "kind" in one else one for one in documents if one.get("kind", "ModelDeployment") == "ModelDeployment"]
-    if len(found) != 1 or not isinstance(found[0], Mapping):
+    found = [one if "kind" in one else {"spec": one} for one in documents if one.get("kind", "ModelDeployment") == "ModelDeployment"]
+    if len(found) != 1 or not isinstance(found[0].get("spec"), Mapping):
         raise refused(file, f"it has {len(found)} ModelDeployments" if len(found) != 1 else "it has no spec")
-    return dict(found[0])
+    return found[0]
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,16 +124,6 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
         elif value is not None:
             merged[name] = value
     return merged
-
-
-def _unknown(given: Any, known: Any, path: str) -> Iterator[str]:
-    """Paths of `given` that a model did not take."""
-    if isinstance(given, Mapping) and isinstance(known, Mapping):
-        for name, value in given.items():
-            yield from _unknown(value, known[name], f"{path}.{name}") if name in known else [f"{path}.{name}"]
-    elif isinstance(given, list) and isinstance(known, list):
-        for number, (one, other) in enumerate(zip(given, known, strict=False)):
-            yield from _unknown(one, other, f"{path}[{number}]")
 
 
 def sources(asked: ModelDeploymentSpec, *names: Literal["model", "calibration", "validation"]) -> dict[str, Any]:
@@ -162,6 +195,8 @@ def build_request(
     if manifest is None:
         hint = "Run `enginefleet prepare`; its report names the key."
         raise PermanentError("PreparedMissing", f"no prepared model {prepared_key} in {store_ref['uri']}.", hint)
+    if baseline_key is not None and asked.validation is not None:
+        _require_baseline(records, baseline_key, asked, asked.validation)
     facts = facts_here(onnxruntime_facts(provider))
     here = fingerprint.identify(facts)
     recipe = recipe_of(asked.build, asked.inputs)
@@ -183,3 +218,24 @@ def build_request(
         "benchmark": asked.benchmark,
         "store": store_ref,
     }
+
+
+def _require_baseline(records: Records, key: str, asked: ModelDeploymentSpec, validation: Validation) -> None:
+    """Before anything is built: in a cluster keys follow from the spec, by hand they are typed.
+
+    Raises PermanentError `BaselineMissing`, `BaselineMismatch`.
+    """
+    from .gate.score import require_metric
+    from .prepare import keys
+
+    found = records.baseline(key)
+    if found is None:
+        hint = "Run `enginefleet prepare` with --validation; its report names the baseline's key."
+        raise PermanentError("BaselineMissing", f"no baseline {key} in the store.", hint)
+    require_metric(validation, found)
+    same = keys.baseline_key(model=found.model, dataset=found.validation, validation=validation, preprocessing=asked.preprocessing)
+    if same != key:
+        message = (
+            f"the baseline {key[:12]}… was taken with another task, decoder, preprocessing or code of one's own than are asked for here."
+        )
+        raise PermanentError("BaselineMismatch", message, "Give prepare, build and judge the same --spec and flags.")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from enginefleet_api import fingerprint
 from enginefleet_api.documents import Answer
@@ -19,6 +20,7 @@ from enginefleet_api.jobs import BuildReport, BuildRequest, PrepareReport, Sourc
 from enginefleet_api.resources import AccuracyAcceptance, Benchmark, SpeedAcceptance
 from enginefleet_builder.build.job import judge
 from enginefleet_builder.io import Progress
+from enginefleet_builder.main import app
 from enginefleet_builder.store import claims, layout
 from tests.builder.models import classifier
 from tests.builder.support import Bench
@@ -189,6 +191,32 @@ def test_judge_alone_needs_an_engine_and_judges_anew(bench: Bench, prepared: Pre
 def test_other_validation_data_than_the_baselines_is_refused(bench: Bench, prepared: PrepareReport) -> None:
     np.savez(bench.validation, images=np.zeros((400, 1, 8, 8), np.float32), labels=np.zeros(400, np.int64))
     assert refusal(bench, prepared).reason == "DataSetChanged"
+
+
+def test_a_baseline_of_another_metric_is_called_so(bench: Bench, prepared: PrepareReport) -> None:
+    with pytest.raises(PermanentError, match=r"BaselineMismatch: the baseline .* is of the metric top1, expected top5") as caught:
+        bench.build(prepared, validation=bench.gate(metric="top5"))
+    assert "Prepare with the metric top5" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--metric", "top5"], "is of the metric top1, expected top5"),
+        (["--spec", "SPEC"], "was taken with another task, decoder, preprocessing"),
+        (["--baseline", "0" * 64], "BaselineMissing"),
+    ],
+)
+def test_by_hand_a_baseline_that_does_not_fit_is_refused_before_anything_is_built(
+    bench: Bench, prepared: PrepareReport, flags: list[str], message: str
+) -> None:
+    spec = bench.folder / "spec.yaml"
+    spec.write_text('preprocessing: {scale: "1/255"}\n')
+    given = ["--prepared", prepared.prepared[0].prepared_key, "--baseline", str(prepared.baseline_key), "--store", bench.store.uri]
+    command = ["build", *given, "--validation", str(bench.validation), *flags]
+    told = CliRunner().invoke(app, [flag.replace("SPEC", str(spec)) for flag in command])
+    assert (told.exit_code, message in told.output) == (42, True), told.output
+    assert not list(bench.records.store.list("blobs/"))
 
 
 def test_a_prepared_model_that_is_not_there(bench: Bench, prepared: PrepareReport) -> None:

@@ -94,10 +94,12 @@ def _verdict(work: Work, engine: Engine, measured: Measured, speed: Speed, took:
 
 
 def _dataset(work: Work, baseline: Baseline | None, folder: Path) -> Dataset | None:
-    """Raises PermanentError `DataSetChanged` when the baseline was measured on other data."""
+    """Raises PermanentError `BaselineMismatch`, `DataSetChanged` when the baseline was measured with another metric or on other data."""
     request = work.request
     if request.validation is None or request.validation_source is None:
         return None
+    if baseline is not None:
+        score.require_metric(request.validation, baseline)
     allow_file = request.store.uri.startswith("file:")
     fetched = fetch_source(request.validation_source, folder, progress=work.progress, allow_file=allow_file)
     work.moved["validation"] = sum(entry.size for entry in fetched.files)
@@ -128,7 +130,7 @@ def _measure(work: Work, session: Session, dataset: Dataset | None, baseline: Ba
         with work.durations.timing("statistics"):
             engine = task.scores(after, indices)
             paired, worst = None, []
-            if baseline is not None and len(baseline.records) == dataset.size and baseline.metric.name == validation.metric:
+            if baseline is not None and len(baseline.records) == dataset.size:
                 before = [baseline.records[index] for index in indices]
                 pair = score.Pair(task.scores(before, indices), engine, task.rises)
                 point = validation.acceptance.operating_point

@@ -38,6 +38,15 @@ def groups_of(validation: Validation, dataset: Dataset) -> Sequence[str] | None:
     return dataset.groups[column]
 
 
+def require_metric(validation: Validation, baseline: Baseline) -> None:
+    """Raises PermanentError `BaselineMismatch` when the baseline was taken with another metric: its records say nothing of the one asked for."""
+    have, wanted = baseline.metric.name, validation.metric
+    if have != wanted:
+        message = f"the baseline {baseline.baseline_key[:12]}… is of the metric {have}, expected {wanted}."
+        hint = f"Prepare with the metric {wanted} and give the baseline key of that report, or judge by {have}."
+        raise PermanentError("BaselineMismatch", message, hint)
+
+
 def device_indices(validation: Validation, dataset: Dataset, baseline: Baseline | None) -> list[int]:
     """The samples that a candidate is judged on, ascending: at most onDevice.maxSamples, of which classes and subgroups keep their shares.
 
