@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from enginefleet_api.resources import Validation
 from enginefleet_builder.gate import coco
+from enginefleet_builder.gate.readers import coco as reader
+from enginefleet_builder.gate.samples import Dataset
+from enginefleet_builder.gate.tasks.detection import Detection
 from enginefleet_builder.gate.truth import Boxes
 
 COCO: Any = importlib.import_module("pycocotools.coco").COCO
@@ -139,3 +145,42 @@ def test_many_selections_at_a_time_are_each_of_them_alone() -> None:
     for item in matches:
         together = coco.average_precision(item, weights)
         assert together.tolist() == pytest.approx([coco.average_precision(item, row[None])[0] for row in weights], nan_ok=True)
+
+
+# ---- published labels and boxes, see coco100/README.md ----
+
+COCO100 = Path(__file__).parent / "coco100"
+
+
+@pytest.mark.parametrize(("metric", "place", "published"), [("map50_95", 0, 0.505), ("map50", 1, 0.697)])
+def test_on_pictures_of_coco_the_metric_is_what_pycocotools_says_and_what_its_authors_published(
+    metric: str, place: int, published: float
+) -> None:
+    """From the file through our reader and the task to the metric, against COCOeval on the files themselves."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth = COCO(str(COCO100 / "instances.json"))
+        evaluation = COCOeval(truth, truth.loadRes(str(COCO100 / "detections.json")), "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    labels = reader.read(COCO100 / "instances.json")
+    dataset = Dataset(len(labels.images), None, tuple(labels.classes), lambda _: {}, boxes=labels.boxes.__getitem__)
+    validation = Validation.model_validate({"uri": "file:///", "task": "detection", "metric": metric})
+    whole, classes = Detection(validation, dataset, None).scores(records(labels), range(dataset.size)).whole()
+    assert published == round(whole, 3)
+    assert pytest.approx(evaluation.stats[place], abs=1e-6) == whole
+    precision = evaluation.eval["precision"][slice(None) if place == 0 else slice(1), :, :, 0, -1]
+    assert pytest.approx([item.mean() for item in np.moveaxis(precision, 2, 0) if (item > -1).any()], abs=1e-6) == classes.tolist()
+
+
+def records(labels: reader.Labels) -> list[dict[str, Any]]:
+    """The published boxes of each picture, as a detector's records are."""
+    places = {image["id"]: place for place, image in enumerate(labels.images)}
+    numbers = sorted(category["id"] for category in json.loads((COCO100 / "instances.json").read_text())["categories"])
+    made: list[dict[str, Any]] = [{"boxes": [], "scores": [], "classes": []} for _ in labels.images]
+    for found in json.loads((COCO100 / "detections.json").read_text()):
+        record, (x, y, width, height) = made[places[found["image_id"]]], found["bbox"]
+        record["boxes"].append([x, y, x + width, y + height])
+        record["scores"].append(found["score"])
+        record["classes"].append(numbers.index(found["category_id"]))
+    return made
