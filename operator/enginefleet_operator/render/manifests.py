@@ -132,7 +132,12 @@ def build_job(s: Snapshot, action: StartBuild) -> dict[str, Any]:
         owners=pods.owner("EngineBuild", action.build, action.build_uid),
         image=spec.image,
         command=["enginefleet", "build"],
-        env=[pods.request_env(request.model_dump_json(by_alias=True, exclude_none=True)), node_env, *pods.all_credentials(s.spec, s.store)],
+        env=[
+            pods.request_env(request.model_dump_json(by_alias=True, exclude_none=True)),
+            node_env,
+            *_sight(hardware_class),
+            *pods.all_credentials(s.spec, s.store),
+        ],
         resources=hardware_class.spec.runtime.resources,
         node_selector={labels.fp_key(spec.hardware_class, spec.image_digest): spec.fingerprint},
         affinity=pods.not_on(action.avoid) if _elsewhere(s, action) else None,
@@ -142,6 +147,13 @@ def build_job(s: Snapshot, action: StartBuild) -> dict[str, Any]:
         groups=hardware_class.spec.runtime.supplemental_groups,
         ttl=s.settings.job_ttl,
     )
+
+
+def _sight(hardware_class: HardwareClass) -> tuple[dict[str, str], ...]:
+    """Environment of a pod of ours on a GPU that no device plugin hands out: NVIDIA's runtime shows GPUs to those who ask for them."""
+    spec = hardware_class.spec
+    unheld = hardware_class.runs_on_gpu and not spec.builds.compute_capability and not pods.devices(spec.runtime.resources)
+    return ALL_GPUS if unheld else ()
 
 
 def _elsewhere(s: Snapshot, action: StartBuild) -> bool:
@@ -348,6 +360,7 @@ def _reference_server(s: Snapshot, hardware_class: HardwareClass, image: str) ->
                     {"name": "ENGINEFLEET_PYTHON", "value": hardware_class.spec.runtime.python},
                     {"name": "ENGINEFLEET_PORT", "value": str(SERVE_PORT)},
                     {"name": "HOME", "value": "/tmp"},
+                    *_sight(hardware_class),
                 ],
                 "ports": [{"name": "http", "containerPort": SERVE_PORT}],
                 "resources": dict(hardware_class.spec.runtime.resources),

@@ -432,6 +432,16 @@ def test_a_build_pod_has_interpreter_reserve_runtime_class_devices_and_groups() 
     assert pod(job)["securityContext"]["supplementalGroups"] == [44]
 
 
+@pytest.mark.parametrize(("resources", "asks"), [({"limits": {"nvidia.com/gpu": "1"}}, False), ({"limits": {"memory": "8Gi"}}, True)])
+def test_where_no_device_plugin_hands_out_the_gpu_builds_and_servers_ask_to_see_it(resources: dict[str, Any], asks: bool) -> None:
+    class_ = known("orin", runtime("8.5.2.2", ORIN), runtime=GPU_RUNTIME | {"resources": resources})
+    s = w.settle(w.end_job(w.settle(fleet(class_)), "prepare", report=reported((Need("tensorrt-8", Variant(precision="fp32")),))))
+    job = manifests.build_job(s, StartBuild("job", 1, s.builds[0].name, "uid", s.builds[0].spec))
+    served = manifests.workload(s, CreateWorkload("w", "orin", "r", "1", s.builds[0].name, s.builds[0].spec, "sha256:" + "0" * 64, 1))
+    for container in (pod(job)["containers"][0], pod(served)["containers"][0]):
+        assert ("NVIDIA_VISIBLE_DEVICES" in {item["name"] for item in container["env"]}) is asks
+
+
 def test_a_class_whose_interpreter_or_reserve_changes_keeps_its_engines() -> None:
     s, _ = play(fleet(JETSON))
     other = known("orin", runtime("8.5.2.2", ORIN), runtime=GPU_RUNTIME | {"python": "python3.9"}, builds={"memoryReserve": "1Gi"})
