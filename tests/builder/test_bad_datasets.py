@@ -318,6 +318,29 @@ FOLDERS = [
         "parts of a data set, no classes",
     ),
     Bad(
+        "a part that was trained on",
+        "classification",
+        lambda root: data.class_folders(root / "train", "ant", "bee"),
+        "DataSetMismatch",
+        "which the model was trained on; expected a part to judge on: val",
+    ),
+    Bad(
+        "yolo for classes",
+        "classification",
+        data.yolo,
+        "DataSetMismatch",
+        "a data set for detection or segmentation, and the task is class",
+    ),
+    Bad(
+        "yolo of Roboflow for classes",
+        "classification",
+        lambda root: [data.picture(root / part / "images" / "a.png") for part in ("train", "valid")],
+        "DataSetMismatch",
+        "expected one subfolder a class, or train/ and val/",
+    ),
+    Bad("coco for classes", "classification", data.coco, "DataSetMismatch", "a data set for detection or segmentation"),
+    Bad("masks for classes", "classification", data.masks, "DataSetMismatch", "a data set for detection or segmentation"),
+    Bad(
         "a class without a name", "classification", lambda root: named(root, "ant\n"), "DataSetMismatch", "does not name the subfolders bee"
     ),
     Bad(

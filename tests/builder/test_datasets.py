@@ -161,6 +161,24 @@ def test_classes_txt_sets_the_order(tmp_path: Path) -> None:
     assert ("no pictures of 1 of 3 classes: cow",) == dataset.notes
 
 
+def test_parts_with_a_folder_for_each_class_are_what_ultralytics_trains_classifiers_with(tmp_path: Path) -> None:
+    """Classes are numbered over all parts: `val` has no pictures of the first."""
+    data.class_folders(tmp_path / "train", "ant", "bee", "cow", each=1)
+    data.class_folders(tmp_path / "val", "bee", "cow")
+    judged = open_dataset(tmp_path, LETTERBOX, "classification")
+    assert judged.labels is not None
+    assert (("ant", "bee", "cow"), [1, 1, 2, 2], "val/bee/0.png") == (judged.classes, judged.labels.tolist(), judged.identity(0))
+    assert ("of its parts train, val val is used", "no pictures of 1 of 3 classes: ant") == judged.notes
+    calibrated = open_dataset(tmp_path, LETTERBOX, "calibration")
+    assert calibrated.labels is not None
+    assert (("ant", "bee", "cow"), [0, 1, 2], "train/ant/0.png") == (calibrated.classes, calibrated.labels.tolist(), calibrated.identity(0))
+
+
+def test_classes_that_are_called_as_parts_are_classes(tmp_path: Path) -> None:
+    dataset = open_dataset(data.class_folders(tmp_path, "train", "tram"), LETTERBOX, "classification")
+    assert ("train", "tram") == dataset.classes
+
+
 def test_numbers_sorted_as_text_are_noted(tmp_path: Path) -> None:
     dataset = open_dataset(data.class_folders(tmp_path, "1", "2", "10"), LETTERBOX, "classification")
     assert ("1", "10", "2") == dataset.classes

@@ -19,7 +19,11 @@ CLASSES = "classes.txt"
 """Names of the classes, one a line in the model's order; without it subfolders are sorted by name."""
 LABEL_COLUMN = "label"
 IMAGES, MASKS = "images", "masks"
-SPLITS = {"train", "val", "valid", "validation", "test"}
+JUDGED = ("val", "valid", "validation", "test")
+SPLITS = {"train", *JUDGED}
+"""Parts of a data set, each with one subfolder a class, as Ultralytics classifies: train/ is calibrated with, the first of the others judged on."""
+BOXES = {IMAGES, MASKS, "labels", "annotations"}
+"""Folders of data sets for detection and segmentation."""
 
 
 def open_folder(root: Path, preprocessor: Preprocessor, task: Task) -> Dataset:
@@ -27,17 +31,19 @@ def open_folder(root: Path, preprocessor: Preprocessor, task: Task) -> Dataset:
     if task == "segmentation":
         return _open_masks(root, preprocessor)
     if task == "classification":
-        return _open_labelled(root, preprocessor)
-    files = pictures(root / IMAGES if (root / MASKS).is_dir() and (root / IMAGES).is_dir() else root)
+        return _open_labelled(root, preprocessor, task)
+    place = root / IMAGES if (root / MASKS).is_dir() and (root / IMAGES).is_dir() else _part(root, task)
+    files = pictures(place)
     if not files:
         raise unreadable(root, f"the folder holds {content(root)}; expected pictures ({', '.join(PICTURES)}) or an .npz file")
-    folders = _class_folders(root)
-    inside = [file.relative_to(root).parts[0] for file in files]
+    notes = _part_note(root, place)
+    folders = _class_folders(place)
+    inside = [file.relative_to(place).parts[0] for file in files]
     # calibration data sorted by class tells which classes it covers
     if task == "calibration" and len(folders) > 1 and set(inside) == set(folders):
         labels = np.array([folders.index(name) for name in inside], np.int64)
-        return picture_set(root, files, preprocessor, labels=labels, classes=folders)
-    return picture_set(root, files, preprocessor)
+        return picture_set(root, files, preprocessor, labels=labels, classes=folders, notes=notes)
+    return picture_set(root, files, preprocessor, notes=notes)
 
 
 def content(root: Path) -> str:
@@ -49,10 +55,39 @@ def _class_folders(root: Path) -> list[str]:
     return sorted(item.name for item in root.iterdir() if item.is_dir() and not item.name.startswith("."))
 
 
-def _open_labelled(root: Path, preprocessor: Preprocessor) -> Dataset:
-    folders, notes = _class_folders(root), []
+def _part(root: Path, task: Task) -> Path:
+    """The folder whose subfolders are classes: `root`, or that of its parts that is for `task`."""
+    parts = [name for name in _class_folders(root) if name in SPLITS]
+    if not parts or parts != _class_folders(root) or not all(_class_folders(root / name) for name in parts):
+        return root
+    chosen = next((name for name in (("train", *JUDGED) if task == "calibration" else JUDGED) if name in parts), None)
+    if chosen is None and task != "classification":
+        return root
+    if chosen is None:
+        raise mismatch(
+            f"the folder holds {content(root)}, which the model was trained on; expected a part to judge on: {', '.join(JUDGED)}"
+        )
+    return root / chosen
+
+
+def _part_note(root: Path, place: Path) -> list[str]:
+    parts = _class_folders(root)
+    return (
+        [f"of its parts {listed(parts)} {place.name} is used"] if place.name in SPLITS and place.parent == root and len(parts) > 1 else []
+    )
+
+
+def _open_labelled(root: Path, preprocessor: Preprocessor, task: Task) -> Dataset:
     if (root / METADATA).is_file() and LABEL_COLUMN in text(root / METADATA).partition("\n")[0].strip().split(","):
         return _open_table(root, preprocessor)
+    place = _part(root, task)
+    notes = _part_note(root, place)
+    folders = _class_folders(place)
+    if place != root:
+        # classes are numbered over all parts: one of them may be without pictures of some
+        folders = sorted({name for part in _class_folders(root) for name in _class_folders(root / part)})
+    if set(folders) & BOXES and set(folders) <= BOXES | SPLITS:
+        raise _boxes(root)
     if len(folders) > 1 and set(folders) <= SPLITS:
         raise mismatch(f"the folder holds {content(root)}: parts of a data set, no classes; expected one subfolder a class")
     if not folders:
@@ -62,13 +97,22 @@ def _open_labelled(root: Path, preprocessor: Preprocessor) -> Dataset:
         raise mismatch(f"{CLASSES} does not name the subfolders {listed(unknown)}; expected a line for each")
     if classes == folders and all(name.isdecimal() for name in folders) and sorted(folders, key=int) != folders:
         notes.append(f"subfolders are sorted as text ({listed(folders, 3)}), as torchvision does; {CLASSES} would set another order")
-    files = [(file, label) for label, name in enumerate(classes) for file in pictures(root / name)]
+    files = [(file, label) for label, name in enumerate(classes) for file in pictures(place / name)]
     if not files:
         raise unreadable(root, f"no pictures ({', '.join(PICTURES)}) are in the subfolders {listed(folders)}")
     if empty := [name for label, name in enumerate(classes) if not any(known == label for _, known in files)]:
         notes.append(f"no pictures of {len(empty)} of {len(classes)} classes: {listed(empty)}")
     labels = np.array([label for _, label in files], np.int64)
     return picture_set(root, [file for file, _ in files], preprocessor, labels=labels, classes=classes, notes=notes)
+
+
+def _boxes(root: Path) -> PermanentError:
+    """A data set for another task: its folders would be taken for classes."""
+    named = [file.name for file in sorted([*root.glob("*.yaml"), *root.glob("*.yml"), *root.glob("*.json")])]
+    message = f"the folder holds {content(root)}: a data set for detection or segmentation, and the task is classification"
+    expected = "one subfolder a class, or train/ and val/ with one subfolder a class each"
+    hint = f"Set validation.task to detection{f' ({named[0]} has its labels)' if named else ''} or segmentation, or give pictures sorted by class."
+    return PermanentError("DataSetMismatch", f"{message}; expected {expected}.", hint)
 
 
 def _named_classes(root: Path) -> list[str]:
