@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -85,7 +86,7 @@ def _elsewhere(spec: Mapping[str, Any], which: Callable[[str], bool]) -> dict[st
 
 
 def _is_local(address: str) -> bool:
-    return uri(address).startswith("file:")
+    return re.match(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]*:", address) is None
 
 
 def _completed(spec: Mapping[str, Any]) -> dict[str, Any]:

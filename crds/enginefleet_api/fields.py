@@ -74,7 +74,7 @@ def web_rules(schemes: str) -> tuple[Rule, ...]:
 SOURCE_RULES = (
     Rule("!self.startsWith('file:')", "file:// works on the command line only: put it into a bucket and write s3://<bucket>/<path>"),
     Rule("!self.startsWith('http://')", "http:// is not protected against change: write https:// or s3://"),
-    Rule("self.matches(r'^(s3|https|http|file):')", "write s3://<bucket>/<path> or https://<host>/<path>"),
+    Rule("self.matches(r'^((s3|https?)://|file:)')", "write s3://<bucket>/<path> or https://<host>/<path>"),
     Rule(
         "!self.startsWith('s3://') || self.matches(r'^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?#]*)?$')",
         "write s3://<bucket>/<path>: a bucket's name has 3 to 63 lower-case letters, digits, '.' and '-'",

@@ -91,7 +91,7 @@ def test_the_part_below_spec_will_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("validation: {uri: data/, acceptance: {maxdrop: '0.01'}}", r"no such field: spec\.validation\.acceptance\.maxdrop"),
+        ("validation: {uri: data/, acceptance: {maxdrop: '0.01'}}", r'unknown field "spec\.validation\.acceptance\.maxdrop"'),
         ("validation: {uri: data/, acceptance: {maxDrop: 0.01}}", r"spec\.validation\.acceptance\.maxDrop: Input should be a valid string"),
         ("inputs: [{name: x, profiles: [{min: [1], opt: [1], max: [1], best: [1]}]}]", r"spec\.inputs\[0\]\.profiles\[0\]\.best"),
         ("kind: HardwareClass\nspec: {}", "it has 0 ModelDeployments"),
