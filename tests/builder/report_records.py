@@ -14,11 +14,15 @@ from enginefleet_api.documents import (
     AtOperatingPoint,
     Baseline,
     BuildRecord,
+    Consistency,
+    EndToEnd,
     Latency,
     Metric,
+    Paced,
     Part,
     PreparedManifest,
     Speedup,
+    Spread,
     TensorSpec,
     Verdict,
     WorstSample,
@@ -136,6 +140,49 @@ def latency(batch: int, p50: float) -> Latency:
     )
 
 
+def spread(p50: float, iterations: int = 200) -> Spread:
+    return Spread(p50=f"{p50:.3f}", p95=f"{p50 * 1.2:.3f}", p99=f"{p50 * 1.7:.3f}", iterations=iterations)
+
+
+def full_latency() -> list[Latency]:
+    """Batch 1 with all that can be measured, batch 4 throttled, shared and bound by the host."""
+    stages = EndToEnd(
+        decode=spread(2.5, 100), preprocess=spread(1.5, 100), infer=spread(3.1, 100), postprocess=spread(0.9, 100), whole=spread(8.0, 100)
+    )
+    accelerated: dict[str, Any] = {"transfers": True, "warm_up": "1.25"}
+    first = latency(1, 3.0).model_copy(
+        update=accelerated
+        | {
+            "first": spread(2.5, 24_000),
+            "device": spread(2.25),
+            "cuda_graph": True,
+            "enqueue": "0.400",
+            "bound": "device",
+            "paced": Paced(**spread(3.6, 300).model_dump(), rate="30", late=7),
+            "end_to_end": stages,
+        }
+    )
+    marks = ["throttled: the GPU's clocks were held down (thermal)", "shared: other processes on the GPU before the engine was loaded: 2"]
+    fourth = latency(4, 9.5).model_copy(
+        update=accelerated | {"device": spread(8.0), "cuda_graph": False, "enqueue": "7.900", "bound": "host", "marks": marks}
+    )
+    return [first, fourth]
+
+
+CONDITIONS = {
+    "idle": {
+        "powerMode": "MAXN_SUPER",
+        "smClock": "306 MHz",
+        "temperature": "41 °C",
+        "throttled": "no",
+        "gpuProcesses": "2",
+        "future": "x",
+    },
+    "before": {"powerMode": "MAXN_SUPER", "smClock": "1020 MHz", "temperature": "55 °C", "throttled": "no", "gpuProcesses": "3"},
+    "after": {"powerMode": "MAXN_SUPER", "smClock": "816 MHz", "temperature": "79 °C", "throttled": "thermal", "gpuProcesses": "3"},
+}
+
+
 def full_verdict() -> dict[str, Any]:
     """Changes that fill every part of a verdict."""
     point = AtOperatingPoint(
@@ -160,6 +207,7 @@ def full_verdict() -> dict[str, Any]:
         for index in range(6)
     ]
     speedup = Speedup(batch=1, speedup="2.410000", interval=["2.3", "2.5"], partner=latency(1, 7.2), engine=latency(1, 3.0), blocks=30)
+    alike = Consistency(batches=[2, 4], samples=8, cosine_min="0.999991", max_abs_error="0.002100", worst="scores of sample 3 at batch 4")
     thresholds = {
         "batchSizes": [1, 4],
         "accuracy": {
@@ -173,7 +221,10 @@ def full_verdict() -> dict[str, Any]:
         "speed": {"batchSize": 1, "p95": "12ms", "throughput": "96", "minSpeedup": "1.5"},
     }
     return {
-        "accuracy": accuracy(operating_point=point),
+        "accuracy": accuracy(operating_point=point, consistency=alike, not_finite={"boxes": 3}),
+        "latency": full_latency(),
+        "memory": {"device": 412_000_000, "host": 1_100_000_000},
+        "conditions": CONDITIONS,
         "worst": worst,
         "speedup": speedup,
         "thresholds": thresholds,

@@ -14,13 +14,19 @@ from typing import Any
 
 import pytest
 
+from enginefleet_api.base import Contract
 from enginefleet_api.documents import Answer, WorstSample
+from enginefleet_api.judging import AccuracyAcceptance, Benchmark, OperatingPoint, PacedRun, SpeedAcceptance, Subgroups, Validation
+from enginefleet_api.keys import gate_thresholds
 from enginefleet_builder.backends.base import NodeRun
+from enginefleet_builder.gate.verdict import decide
 from enginefleet_builder.report import by_hand
+from enginefleet_builder.report.accuracy import LIMITS
+from enginefleet_builder.report.conditions import MEANING
 from enginefleet_builder.report.data import MOST_PARTS, ReportData
 from enginefleet_builder.report.graphs import scale_of
 from enginefleet_builder.report.html import page
-from enginefleet_builder.report.layers import MOST_GROUPS, node_type, summarize
+from enginefleet_builder.report.layers import MOST_GROUPS, node_type, summarize, wider
 from enginefleet_builder.report.markup import document, element, visible
 from enginefleet_builder.report.model import Sources, report_of
 from tests.builder import report_records as records
@@ -201,6 +207,152 @@ def test_a_threshold_that_this_version_does_not_know_is_shown_by_its_path() -> N
     assert "accuracy.futureLimit 0.7 –" in judged(thresholds={"accuracy": {"futureLimit": "0.7"}}).words("main")
 
 
+FULL_VALIDATION = Validation(
+    uri="s3://data/",
+    task="detection",
+    metric="map50",
+    required_classes=["class 1"],
+    min_instances=7,
+    subgroups=Subgroups(column="scene", required=["night"]),
+    acceptance=AccuracyAcceptance(
+        **dict.fromkeys((name for name in AccuracyAcceptance.model_fields if name != "operating_point"), "0.5"),
+        operating_point=OperatingPoint(confidence="0.35"),
+    ),
+)
+FULL_BENCHMARK = Benchmark(
+    acceptance=SpeedAcceptance(p95="12ms", throughput="96", min_speedup="1.5"),
+    sustained="5m",
+    paced=PacedRun(rate="30"),
+    end_to_end=True,
+    cuda_graph=True,
+)
+SAYS_NOTHING = {"accuracy.operatingPoint.confidence", "speed.batchSize", "paced.duration"}
+"""What only says where or how long something was measured."""
+
+
+def test_every_key_of_an_acceptance_is_listed_in_words_with_what_was_measured() -> None:
+    """The models say which keys there are: a field that is added there and is not here fails."""
+    changes = records.full_verdict()
+    changes["thresholds"] = json.loads(json.dumps(gate_thresholds(FULL_VALIDATION, FULL_BENCHMARK)))
+    listed = {row.field: row for row in report_of(records.sources(engine=records.judged(**changes))).thresholds}
+
+    def keys(model: type[Contract], prefix: str) -> set[str]:
+        return {f"{prefix}.{field.alias}" for field in model.model_fields.values()}
+
+    asked = keys(AccuracyAcceptance, "accuracy") - {"accuracy.operatingPoint"} | keys(OperatingPoint, "accuracy.operatingPoint")
+    asked |= keys(SpeedAcceptance, "speed") | keys(PacedRun, "paced") | keys(Subgroups, "subgroups")
+    asked |= {"batchSizes", "minSamples", "minInstances", "requiredClasses", "onDevice", "sustained", "endToEnd", "cudaGraph"}
+    assert set(listed) == asked == set(LIMITS)
+    assert {field for field, row in listed.items() if row.measured is None} == SAYS_NOTHING
+
+
+def test_what_is_judged_by_class_is_the_worst_of_those_that_are_judged() -> None:
+    """Of required classes where there are some, and of those with enough instances."""
+
+    def row(thresholds: dict[str, Any], field: str) -> tuple[str | None, str]:
+        changes = {"accuracy": accuracy, "thresholds": {"accuracy": {"maxDropPerClass": "1", "minimumPerClass": "0"}} | thresholds}
+        found = report_of(records.sources(engine=records.judged(**changes))).thresholds
+        return next((one.measured, one.of) for one in found if one.field == field)
+
+    parts = [records.part("a", drop=0.1), records.part("b", drop=0.2), records.part("c", drop=0.3, samples=3)]
+    accuracy = records.accuracy().model_copy(update={"classes": parts})
+    assert row({}, "accuracy.maxDropPerClass") == ("0.200000", "b")
+    assert row({}, "accuracy.minimumPerClass") == ("0.750000", "b")
+    assert row({"requiredClasses": ["a", "c"]}, "accuracy.maxDropPerClass") == ("0.100000", "a")
+    assert row({"requiredClasses": ["a", "c"]}, "requiredClasses") == ("1 of 2 have at least 10", "")
+    assert row({"minInstances": 3}, "accuracy.maxDropPerClass") == ("0.300000", "c")
+
+
+# ---- speed ----
+
+
+def test_a_figure_with_and_without_transfers_the_hosts_share_and_the_cuda_graph_are_told() -> None:
+    words = judged().words("main")
+    assert "with inputs copied to the device and outputs back" in words
+    assert "batch 1 2.250 2.700 3.825 0.750 200 0.400 the device yes" in words
+    assert "batch 4 8.000 9.600 13.600 1.500 200 7.900 the host no" in words
+    assert "Bound by enqueueing at batch 4: the host takes as long" in words
+
+
+def test_a_sustained_run_shows_its_first_and_last_minute() -> None:
+    words = judged().words("main")
+    assert "batch 1, first minute 2.500 3.000 4.250 24 000 –" in words
+    assert "batch 1, last minute 3.000 3.600 5.100 200 +20.0 %" in words
+
+
+def test_a_paced_run_says_how_many_came_late() -> None:
+    assert "30 a second, batch 1 3.600 4.320 6.120 300 7" in judged().words("main")
+
+
+def test_stages_around_the_model_have_times_and_shares() -> None:
+    words = judged().words("main")
+    assert "end to end at batch 1, 100 runs" in words
+    assert "decode the pictures 2.500 3.000 4.250 31.2 %" in words
+    assert "infer: the model 3.100 3.720 5.270 38.8 %" in words
+    assert "all of it 8.000 9.600 13.600 –" in words
+    tensors = records.full_latency()[0]
+    assert tensors.end_to_end is not None
+    tensors = tensors.model_copy(update={"end_to_end": tensors.end_to_end.model_copy(update={"decode": None})})
+    assert "decode the pictures" not in judged(latency=[tensors]).words("main")
+
+
+def test_marks_stand_beside_the_figures_with_what_was_seen_and_what_they_mean_for_the_gate() -> None:
+    found = judged(thresholds={"speed": {"batchSize": 4, "p95": "12ms"}})
+    assert "batch 4 throttled the GPU's clocks were held down (thermal) Something held it back" in found.words("main")
+    assert "batch 4 shared other processes on the GPU before the engine was loaded: 2 Others used" in found.words("main")
+    assert "longest p95 latency 12ms 11.400 ms , shared, throttled" in found.words("main")
+    calm = judged(latency=[records.latency(1, 3.0)]).words("main")
+    assert "Nothing was seen that makes the figures of speed doubtful" in calm
+
+
+@pytest.mark.parametrize("kind", MEANING)
+@pytest.mark.parametrize("sustained", [False, True])
+def test_the_gate_does_with_a_mark_what_the_page_says(kind: str, sustained: bool) -> None:
+    row = records.latency(1, 3.0).model_copy(update={"marks": [f"{kind}: seen"], "first": records.spread(3.0) if sustained else None})
+    decision = decide(None, None, latency=[row], speedup=None, speed=SpeedAcceptance(p95="12ms"))
+    judged_anyway = sustained and "except on a sustained run" in MEANING[kind]
+    assert "is inconclusive" in MEANING[kind]
+    assert any("cannot be judged" in reason for reason in decision.reasons) is not judged_anyway
+
+
+def test_the_machine_before_and_after_and_the_memory_of_the_engine_are_told() -> None:
+    words = judged().words("main")
+    assert "before the engine was loaded before measuring after measuring" in words
+    assert "power mode MAXN_SUPER MAXN_SUPER MAXN_SUPER" in words
+    assert "GPU clock 306 MHz 1020 MHz 816 MHz" in words
+    assert "GPU clocks held down no no thermal" in words
+    assert "processes on the GPU 2 3 3" in words
+    assert "future x – –" in words
+    assert "The loaded engine holds 412.0 MB on the device, 1.1 GB of its process." in words
+
+
+def test_what_was_not_measured_has_no_part() -> None:
+    words = judged(latency=[records.latency(1, 3.0)], speedup=None, memory={}, conditions={}, accuracy=records.accuracy()).words("main")
+    for absent in (
+        "device alone",
+        "CUDA graph yes",
+        "first minute",
+        "cameras' rate",
+        "end to end at",
+        "before measuring",
+        "loaded engine",
+        "alone and in a batch",
+        "Speed-up",
+    ):
+        assert absent not in words
+    assert words.count("Not asked for, or not possible here: ") == 1
+    assert "not measured" not in words
+
+
+def test_outputs_alone_and_in_a_batch_and_outputs_that_are_no_numbers_are_told() -> None:
+    words = judged().words("main")
+    assert (
+        "The same 8 samples alone and in a batch (2, 4): least cosine 0.999991, largest difference 0.0021; worst at scores of sample 3"
+        in words
+    )
+    assert "Output boxes holds NaN or infinite values where FP32's does not, in 3 samples." in words
+
+
 def test_precisions_of_the_model_are_compared() -> None:
     words = made().words("main")
     assert "int8-entropy (this engine) ✓ Pass" in words
@@ -260,7 +412,8 @@ def test_what_is_unknown_makes_a_page_without_it() -> None:
     found = Page(page(report_of(Sources(engine=bare, others=(), store=records.STORE, made=records.TIME))))
     assert found.wrong == []
     assert "unknown precision on fp-0123456789abcdef" in found.words("h1")
-    assert "Latency was not measured" in found.words()
+    assert found.words().count("not measured") == 1
+    assert "Speed was not measured." in found.words("main")
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "", "1e999999", "not a number"])
@@ -322,6 +475,28 @@ def test_text_has_contrast_in_light_and_dark() -> None:
 )
 def test_the_narrowest_type_names_a_node(op: str, inputs: list[str], outputs: list[str], kind: str) -> None:
     assert node_type(NodeRun(op, inputs, outputs, 1.0)) == kind
+
+
+def test_what_ran_wider_than_asked_is_counted() -> None:
+    found = summarize(records.NODES, source="p", batch=1, runs=20)
+    told = wider(found, "int8")
+    assert told is not None
+    assert (told.nodes, told.share) == (1, next(row.share for row in found.types if row.type == "fp32"))
+    assert [wider(found, precision) for precision in ("fp32", "tf32")] == [None, None]
+    hidden = summarize([NodeRun("Fused", [], [], 1.0, compiled=True)], source="p", batch=1, runs=1)
+    assert wider(hidden, "int8") is None
+    assert "Asked for int8: 1 of 9 nodes, with 21.4 % of the time, ran in a wider type." in made().words("main")
+
+
+def test_shares_of_execution_providers_and_what_the_build_left_in_higher_precision_are_told() -> None:
+    engine = records.judged()
+    assert engine.build is not None
+    providers = {"OpenVINOExecutionProvider": 30, "CPUExecutionProvider": 10}
+    build = engine.build.model_copy(update={"providers": providers, "excluded": ["/head/a.0/Conv", *map(str, range(100))]})
+    found = made(engine=replace(engine, build=build), layers=None)
+    assert "nodes on OpenVINOExecutionProvider 75.0 % 30" in found.words("main")
+    assert "left them in higher precision (41 more are not shown)" in found.words("main")
+    assert json.loads(next(text for text in found.text["pre"] if "head" in text))["nodes"][0] == re.escape("/head/a.0/Conv")
 
 
 def test_layers_are_grouped_by_operator_and_type_with_their_share_of_the_time() -> None:

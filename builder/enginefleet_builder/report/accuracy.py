@@ -7,10 +7,10 @@ from decimal import Decimal
 from typing import Literal
 from xml.etree.ElementTree import Element
 
-from enginefleet_api.documents import Part
+from enginefleet_api.documents import Consistency, Part
 
 from .cells import SIGNS, count, interval, short, size, stored, table, text
-from .data import Precision, ReportData, Worst, number
+from .data import MOST_PARTS, Precision, ReportData, Worst, number
 from .graphs import Scale, estimate, outline, overlay, scale_of
 from .markup import Content
 from .markup import element as e
@@ -30,6 +30,13 @@ LIMITS = {
     "onDevice": "most samples on the device",
     "subgroups.column": "subgroups by",
     "subgroups.required": "subgroups that must be judged",
+    "batchSizes": "batch sizes",
+    "sustained": "under load for",
+    "paced.rate": "samples a second from cameras",
+    "paced.duration": "for",
+    "endToEnd": "decoding and preprocessing too",
+    "cudaGraph": "from a CUDA graph",
+    "speed.batchSize": "speed at batch",
     "speed.p95": "longest p95 latency",
     "speed.throughput": "least samples a second",
     "speed.minSpeedup": "least speed-up against FP32",
@@ -44,7 +51,11 @@ def thresholds(data: ReportData) -> Content:
         (
             LIMITS.get(item.field, item.field),
             text(item.limit),
-            (short(item.measured), (" (", text(item.of), ")") if item.of else None),
+            (
+                short(item.measured),
+                (" (", text(item.of), ")") if item.of else None,
+                e("b", f", {', '.join(item.marks)}") if item.marks else None,
+            ),
             interval(item.interval, ""),
             count(item.samples),
         )
@@ -72,6 +83,7 @@ def precisions(data: ReportData) -> Content:
     scale = scale_of(values, include=(number(minimum),))
     whole = data.baseline
     others = [row for row in data.precisions if not row.this]
+    doubtful = any(row.latency[0].marks for row in data.precisions if row.latency)
     return (
         e("p", "Engines of the same model, judged by the same gate on devices with the same fingerprint."),
         e(
@@ -82,7 +94,7 @@ def precisions(data: ReportData) -> Content:
         if scale
         else None,
         table(
-            f"accuracy by precision: {data.metric or 'not measured'}",
+            f"accuracy by precision: {data.metric}" if data.metric else "answers by precision",
             ["precision", "answer", "95 % interval", "engine", "FP32", "drop", "95 % interval of the drop", "samples"],
             [_accuracy_row(row, scale, minimum) for row in data.precisions],
             numbers=range(3, 8),
@@ -99,8 +111,18 @@ def precisions(data: ReportData) -> Content:
         _outputs(data),
         table(
             "speed and size by precision",
-            ["precision", "batch", "p50 ms", "p95 ms", "samples a second", "speed-up", "95 % interval", "size"],
-            [_speed_row(row) for row in data.precisions],
+            [
+                "precision",
+                "batch",
+                "p50 ms",
+                "p95 ms",
+                "samples a second",
+                "speed-up",
+                "95 % interval",
+                "size",
+                *(["marks"] if doubtful else []),
+            ],
+            [(*_speed_row(row), ", ".join(row.latency[0].marks or []) if row.latency else None)[: 8 + doubtful] for row in data.precisions],
             numbers=range(1, 8),
         ),
         e("p", f"and {data.precisions_left_out} more") if data.precisions_left_out else None,
@@ -120,8 +142,23 @@ def _outputs(data: ReportData) -> Content:
         f"Outputs of this engine beside FP32's, number by number, on {found.compared} samples: least cosine {short(found.cosine_min, 6)},"
     )
     near += f" largest difference {short(found.max_abs_error)}."
-    broken = f"{found.broken} samples gave NaN or infinite outputs; they count as wrong."
-    return e("p", near) if found.compared else None, e("p", broken) if found.broken else None
+    return (
+        e("p", near) if found.compared else None,
+        e("p", f"{found.broken} samples gave NaN or infinite outputs; they count as wrong.") if found.broken else None,
+        [
+            e("p", "Output ", e("code", text(name)), f" holds NaN or infinite values where FP32's does not, in {count(samples)} samples.")
+            for name, samples in list((found.not_finite or {}).items())[:MOST_PARTS]
+        ],
+        _consistency(found.consistency),
+    )
+
+
+def _consistency(found: Consistency | None) -> Content:
+    if found is None:
+        return None
+    sizes = ", ".join(map(str, found.batches))
+    told = f"The same {found.samples} samples alone and in a batch ({sizes}): least cosine {short(found.cosine_min, 6)}, largest difference"
+    return e("p", f"{told} {short(found.max_abs_error)}; worst at ", text(found.worst), ".")
 
 
 def _named(row: Precision) -> Content:

@@ -11,7 +11,7 @@ from pydantic import Field
 from enginefleet_api.base import Contract
 from enginefleet_api.documents import Accuracy, Answer, BuildRecord, Latency, Metric, PreparedManifest, Speedup, Verdict
 
-from .layers import Layers
+from .layers import Layers, Wider
 
 MOST_PARTS = 50
 """Classes, or subgroups, in one table: the ones that lost most."""
@@ -67,6 +67,8 @@ class Threshold(Contract):
     interval: list[str] = Field(default_factory=list)
     """95 % interval [low, high] of what was measured."""
     samples: int | None = None
+    marks: list[str] = Field(default_factory=list)
+    """Kinds of what makes the figure doubtful, see documents.Latency."""
 
 
 class Precision(Contract):
@@ -117,6 +119,7 @@ class ReportData(Contract):
     """namespace/name of the ModelDeployment; empty by hand."""
     label: str
     """The variant: fp32, int8-entropy, …"""
+    precision: str = ""
     device: str
     fingerprint: str
     answer: Answer
@@ -141,7 +144,18 @@ class ReportData(Contract):
     latency: list[Latency]
     speedup: Speedup | None = None
     worst: list[Worst]
+    memory: dict[str, int] = Field(default_factory=dict)
+    """Bytes that the loaded engine holds, `device` and `host`."""
+    conditions: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """`idle`, `before` and `after` measuring: as the verdict has them."""
     layers: Layers | None = None
+    wider: Wider | None = None
+    """Of `layers`: what ran in a wider type than `precision`; None: that cannot be told."""
+    providers: dict[str, int] = Field(default_factory=dict)
+    """Nodes by ONNX Runtime's execution provider."""
+    excluded: list[str] = Field(default_factory=list)
+    """Nodes that the build left in higher precision."""
+    excluded_left_out: int = 0
     inputs: list[Fact]
     recipe: list[Fact]
     exclude: dict[str, list[str]] = Field(default_factory=dict)

@@ -51,9 +51,6 @@ def recipe(judged: Judged) -> Iterable[tuple[str, Any]]:
     if judged.build is not None:
         yield from ((f"built: {name}", value) for name, value in leaves(judged.build.recipe))
         yield from ((f"built with {tool}", version) for tool, version in judged.build.tools.items())
-        total = sum(judged.build.providers.values())
-        for provider, nodes in judged.build.providers.items():
-            yield f"nodes on {provider}", f"{nodes} of {total} ({nodes / total:.1%})"
 
 
 def exclude(manifest: PreparedManifest | None) -> dict[str, list[str]]:
@@ -77,7 +74,7 @@ def environment(verdict: Verdict, build: BuildRecord | None) -> Iterable[tuple[s
 
 
 _BULKY = ("candidate", "baseline", "providers")
-"""Whole metrics, which the page has as tables; and what stands in the recipe."""
+"""Whole metrics and the providers' shares, which the page has as tables."""
 
 
 def facts(items: Iterable[tuple[str, Any]]) -> list[Fact]:
@@ -86,6 +83,15 @@ def facts(items: Iterable[tuple[str, Any]]) -> list[Fact]:
     shown = [Fact(name=clip(name, NAME), value=clip(text(value), TEXT)) for name, value in found[:MOST_FACTS]]
     left = [Fact(name="more", value=f"{len(found) - MOST_FACTS} lines are left out")] if len(found) > MOST_FACTS else []
     return shown + left
+
+
+def machine(conditions: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    """Verdict.conditions, bounded."""
+    return {
+        moment: {clip(name, NAME): clip(value, NAME) for name, value in list(found.items())[:MOST_FACTS]}
+        for moment, found in conditions.items()
+        if moment in ("idle", "before", "after")
+    }
 
 
 def lines(found: Sequence[str]) -> list[str]:

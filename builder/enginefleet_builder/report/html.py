@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from xml.etree.ElementTree import Element
 
-from . import accuracy, speed
+from . import accuracy, conditions, ran, speed
 from .cells import SIGNS, interval, moment, short, size, stored, table, text
 from .data import Fact, ReportData
 from .markup import Content, document
@@ -54,7 +54,9 @@ def _sections(data: ReportData) -> Iterable[tuple[str, str, Content]]:
     yield "operating-point", "At the confidence of production", accuracy.operating_point(data)
     yield "worst", "Worst samples", accuracy.worst(data)
     yield "latency", "Latency", speed.latency(data)
-    yield "layers", "What ran in which type", speed.layers(data)
+    yield "end-to-end", "End to end", speed.end_to_end(data)
+    yield "conditions", "What speed was measured under", conditions.conditions(data)
+    yield "layers", "What ran in which type", ran.ran(data)
     where = stored(data, prepared_model="", baseline="", verdict="blob, fingerprint")
     yield "inputs", "Inputs and digests", _facts(data.inputs, "what went in", where)
     where = stored(data, prepared_model="recipe, tools", build_record="recipe, tools")
@@ -86,6 +88,8 @@ def _header(data: ReportData) -> Iterable[Content]:
         aria_label=f"Verdict: {word}",
     )
     yield e("dl", list(_tiles(data)), class_="tiles")
+    if data.warnings:
+        yield e("p", e("a", "1 warning" if len(data.warnings) == 1 else f"{len(data.warnings)} warnings", href="#notes"))
 
 
 def _tiles(data: ReportData) -> Iterable[Element]:
@@ -99,7 +103,8 @@ def _tiles(data: ReportData) -> Iterable[Element]:
         yield tile("drop", short(found.drop), interval(found.drop_interval), "positive: the engine is worse")
     if data.latency:
         first = data.latency[0]
-        yield tile(f"p95, batch {first.batch}", f"{short(first.p95)} ms", f"p50 {short(first.p50)} ms", f"{first.iterations} runs")
+        marks = ", ".join(speed.marked(first))
+        yield tile(f"p95, batch {first.batch}", f"{short(first.p95)} ms", f"p50 {short(first.p50)} ms", f"{first.iterations} runs", marks)
     if data.speedup is not None:
         yield tile(
             "speed-up against FP32",
@@ -108,7 +113,8 @@ def _tiles(data: ReportData) -> Iterable[Element]:
             f"{data.speedup.blocks} pairs of blocks",
         )
     if data.size is not None:
-        yield tile("engine", size(data.size))
+        memory = data.memory.get("device")
+        yield tile("engine", size(data.size), f"{size(memory)} on the device when loaded" if memory else "")
 
 
 def _facts(facts: Sequence[Fact], caption: str, where: Element) -> Content:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from decimal import Decimal
 
 from enginefleet_api.base import Contract
 
 from ..backends.base import NodeRun
 
+_WIDTH = {"int4": 0, "fp8": 1, "int8": 1, "bf16": 2, "fp16": 2, "fp32": 3, "fp64": 4}
+"""Bytes, as their logarithm; conversions and integers have none."""
+FP32 = _WIDTH["fp32"]
 QUANTIZE = ("QuantizeLinear", "DequantizeLinear")
 CONVERSIONS = (*QUANTIZE, "Cast")
 CONVERSION = "conversion"
@@ -54,6 +58,23 @@ class Layers(Contract):
     groups: list[LayerGroup]
     left_out: int = 0
     """Groups beyond the bound, the fastest ones."""
+
+
+class Wider(Contract):
+    """Nodes of a wider type than the precision that was asked for."""
+
+    nodes: int
+    share: str
+    """Of the time of all nodes, as decimal text of 0 to 1."""
+
+
+def wider(layers: Layers, precision: str) -> Wider | None:
+    """None where that cannot be told: a compiled part hides its types, and nothing is wider than fp32."""
+    asked = _WIDTH.get(precision, FP32)
+    if asked == FP32 or any(row.type == COMPILED for row in layers.types):
+        return None
+    found = [row for row in layers.types if _WIDTH.get(row.type, 0) > asked]
+    return Wider(nodes=sum(row.nodes for row in found), share=str(sum((Decimal(row.share) for row in found), Decimal(0))))
 
 
 def node_type(node: NodeRun) -> str:

@@ -11,13 +11,15 @@ from decimal import Decimal
 from math import isfinite
 from typing import Any
 
-from enginefleet_api.documents import Accuracy, Baseline, Metric, Part, Verdict, WorstSample
+from enginefleet_api.documents import Accuracy, Baseline, Latency, Metric, Part, Verdict, WorstSample
 from enginefleet_api.jobs import BuildRequest, StoreRef, clip
+from enginefleet_api.keys import GATE_DEFAULTS
 
 from ..store import layout
 from . import by_hand
 from .data import (
     MOST_BOXES,
+    MOST_FACTS,
     MOST_PARTS,
     MOST_PRECISIONS,
     MOST_WORST,
@@ -34,8 +36,10 @@ from .data import (
     Worst,
     number,
 )
-from .facts import environment, exclude, facts, inputs, leaves, lines, recipe, text
-from .layers import Layers
+from .facts import environment, exclude, facts, inputs, leaves, lines, machine, recipe, text
+from .layers import Layers, wider
+
+MIN_INSTANCES = GATE_DEFAULTS["minInstances"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ def report_of(sources: Sources) -> ReportData:
     return ReportData(
         name=clip(request.name, NAME) if request else "",
         label=clip(_label(engine), NAME),
+        precision=clip(manifest.precision if manifest else build.precision if build else "", NAME),
         device=clip(sources.device, NAME),
         fingerprint=verdict.fingerprint,
         answer=verdict.answer,
@@ -85,10 +90,16 @@ def report_of(sources: Sources) -> ReportData:
         groups_left_out=max(0, len(accuracy.groups) - MOST_PARTS) if accuracy else 0,
         precisions=precisions[:MOST_PRECISIONS],
         precisions_left_out=max(0, len(precisions) - MOST_PRECISIONS),
-        latency=verdict.latency,
+        latency=[_bounded_latency(item) for item in verdict.latency],
         speedup=verdict.speedup,
         worst=[_worst(item, sources.pictures, _confidence(verdict)) for item in verdict.worst[:MOST_WORST]],
+        memory=dict(list(verdict.memory.items())[:MOST_FACTS]),
+        conditions=machine(verdict.conditions),
         layers=sources.layers,
+        wider=wider(sources.layers, manifest.precision) if sources.layers and manifest else None,
+        providers={clip(name, NAME): nodes for name, nodes in list(build.providers.items())[:MOST_FACTS]} if build else {},
+        excluded=[clip(name, NAME) for name in build.excluded[:MOST_FACTS]] if build else [],
+        excluded_left_out=max(0, len(build.excluded) - MOST_FACTS) if build else 0,
         inputs=facts(inputs(engine, sources.baseline, request)),
         recipe=facts(recipe(engine)),
         exclude=exclude(manifest),
@@ -121,7 +132,7 @@ def _precision(judged: Judged, this: bool) -> Precision:
         time=verdict.time,
         size=judged.build.size if judged.build else None,
         accuracy=verdict.accuracy.headline() if verdict.accuracy else None,
-        latency=verdict.latency,
+        latency=[item.headline() for item in verdict.latency],
         speedup=verdict.speedup,
     )
 
@@ -140,6 +151,10 @@ def _parts(parts: Sequence[Part]) -> list[Part]:
         return (drop is None, -(drop or Decimal(0)), part.name)
 
     return [part.model_copy(update={"name": clip(part.name, NAME)}) for part in sorted(parts, key=order)[:MOST_PARTS]]
+
+
+def _bounded_latency(latency: Latency) -> Latency:
+    return latency if latency.marks is None else latency.model_copy(update={"marks": lines(latency.marks)})
 
 
 def _bounded_metric(metric: Metric) -> Metric:
@@ -206,28 +221,76 @@ def _thresholds(verdict: Verdict) -> Iterable[Threshold]:
     """Every leaf of what the gate key is made of, with what was measured where one number answers it."""
     measured = dict(_measured(verdict))
     for path, value in leaves(verdict.thresholds):
-        if path not in ("batchSizes", "speed.batchSize"):
-            yield measured.get(path, Threshold(field=path, limit="")).model_copy(update={"limit": clip(text(value), NAME)})
+        yield measured.get(path, Threshold(field=path, limit="")).model_copy(update={"limit": clip(text(value), NAME)})
 
 
-def _measured(verdict: Verdict) -> Iterable[tuple[str, Threshold]]:
-    def row(path: str, value: str | None, interval: Sequence[str] = (), samples: int | None = None, of: str = "") -> tuple[str, Threshold]:
-        return path, Threshold(field=path, limit="", measured=value, of=of, interval=list(interval), samples=samples)
+Row = tuple[str, Threshold]
 
-    if (found := verdict.accuracy) is not None:
-        yield row("accuracy.minimum", found.value, found.interval, found.samples)
-        yield row("accuracy.maxDrop", found.drop, found.drop_interval, found.samples)
-        yield row("minSamples", str(found.samples), samples=found.samples)
-        for path, parts in (("Class", found.classes), ("Subgroup", found.groups)):
-            worst = min((part for part in parts if number(part.drop) is not None), key=lambda part: -Decimal(part.drop or 0), default=None)
-            if worst is not None:
-                yield row(f"accuracy.maxDropPer{path}", worst.drop, worst.drop_interval, worst.samples, clip(worst.name, NAME))
-        if (point := found.operating_point) is not None:
-            yield row("accuracy.operatingPoint.maxRecallDrop", point.recall_drop, point.drop_interval, point.truths)
+
+def _row(
+    path: str,
+    value: str | None,
+    interval: Sequence[str] = (),
+    samples: int | None = None,
+    of: str = "",
+    marks: Sequence[str] | None = None,
+) -> Row:
+    kinds = sorted({mark.partition(":")[0] for mark in marks or []})
+    return path, Threshold(field=path, limit="", measured=value, of=of, interval=list(interval), samples=samples, marks=kinds)
+
+
+def _measured(verdict: Verdict) -> Iterable[Row]:
+    if verdict.accuracy is not None:
+        yield from _measured_accuracy(verdict.accuracy, verdict.thresholds)
+    yield from _measured_speed(verdict)
+
+
+def _measured_accuracy(found: Accuracy, thresholds: Mapping[str, Any]) -> Iterable[Row]:
+    yield _row("accuracy.minimum", found.value, found.interval, found.samples)
+    yield _row("accuracy.maxDrop", found.drop, found.drop_interval, found.samples)
+    yield _row("minSamples", str(found.samples), samples=found.samples)
+    yield _row("onDevice", str(found.samples), samples=found.samples)
+    enough = int(thresholds.get("minInstances", MIN_INSTANCES))
+    subgroups = thresholds.get("subgroups") or {}
+    for kind, parts, required, path in (
+        ("Class", found.classes, thresholds.get("requiredClasses"), "requiredClasses"),
+        ("Subgroup", found.groups, subgroups.get("required"), "subgroups.required"),
+    ):
+        names = [part.name for part in parts if part.samples >= enough]
+        judged = [part for part in parts if part.name in names and part.name in (required or names)]
+        if required:
+            yield _row(path, f"{len(judged)} of {len(required)} have at least {enough}")
+        if lost := max((part for part in judged if number(part.drop) is not None), key=lambda part: Decimal(part.drop or 0), default=None):
+            yield _row(f"accuracy.maxDropPer{kind}", lost.drop, lost.drop_interval, lost.samples, clip(lost.name, NAME))
+        if least := min(
+            (part for part in judged if number(part.value) is not None), key=lambda part: Decimal(part.value or 0), default=None
+        ):
+            yield _row(f"accuracy.minimumPer{kind}", least.value, (), least.samples, clip(least.name, NAME))
+    if found.classes:
+        fewest = min(found.classes, key=lambda part: part.samples)
+        yield _row("minInstances", str(fewest.samples), of=clip(fewest.name, NAME))
+    if found.groups:
+        yield _row("subgroups.column", f"{len(found.groups)} subgroups")
+    if (point := found.operating_point) is not None:
+        yield _row("accuracy.operatingPoint.maxRecallDrop", point.recall_drop, point.drop_interval, point.truths)
+
+
+def _measured_speed(verdict: Verdict) -> Iterable[Row]:
+    yield _row("batchSizes", text([item.batch for item in verdict.latency])) if verdict.latency else _row("batchSizes", None)
     speed = verdict.thresholds.get("speed") or {}
     mine = next((item for item in verdict.latency if item.batch == speed.get("batchSize", 1)), None)
     if mine is not None:
-        yield row("speed.p95", f"{mine.p95} ms", samples=mine.iterations)
-        yield row("speed.throughput", mine.throughput, samples=mine.iterations)
+        yield _row("speed.p95", f"{mine.p95} ms", samples=mine.iterations, marks=mine.marks)
+        yield _row("speed.throughput", mine.throughput, samples=mine.iterations, marks=mine.marks)
     if verdict.speedup is not None:
-        yield row("speed.minSpeedup", verdict.speedup.speedup, verdict.speedup.interval, verdict.speedup.blocks)
+        found = verdict.speedup
+        yield _row("speed.minSpeedup", found.speedup, found.interval, found.blocks, marks=found.marks)
+    for item in verdict.latency:
+        if item.first is not None:
+            yield _row("sustained", f"p95 {item.p95} ms in the last minute", samples=item.iterations)
+        if item.paced is not None:
+            yield _row("paced.rate", f"{item.paced.late} late", samples=item.paced.iterations)
+        if item.end_to_end is not None:
+            yield _row("endToEnd", f"p50 {item.end_to_end.whole.p50} ms", samples=item.end_to_end.whole.iterations)
+        if item.cuda_graph is not None:
+            yield _row("cudaGraph", text(item.cuda_graph))
