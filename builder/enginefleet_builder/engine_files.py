@@ -1,7 +1,8 @@
 """What engine files are, told from their bytes alone: TensorRT plans, TensorRT's archives (timing caches), Ultralytics' header before a plan.
 
 No library is loaded and nothing is run. Offsets of plans: trtexec's `--getPlanVersionOnly` (samples/common/sampleEngines.cpp of TensorRT 10.0 to
-11.1) reads the release there; size and devices of TensorRT for RTX were read off plans that its 1.7.1 built for SM75 to SM120.
+11.1) reads the release there; size and devices of TensorRT for RTX were read off plans that its 1.7.1 built for SM75 to SM120, archives off timing
+caches of both that were written on real machines.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ MAX_METADATA = 4 << 20
 """Bytes of an Ultralytics header that are read; theirs have one or two thousand."""
 MAX_LEVELS = 16
 """Nesting of a header that is taken for one; theirs have three."""
-ARCHIVE_HEAD = 20
 _RTX_DEVICES = {1: "7.5", 2: "8.0", 4: "8.6", 8: "8.9", 16: "12.0"}
 _PLANS: dict[bytes, Literal["tensorrt", "tensorrt-rtx"]] = {b"ftrt": "tensorrt", b"vtrt": "tensorrt-rtx"}
 _ARCHIVE = b"ptrt"
 _TIMING_MARKS = (b"file_format_version", b"CASK_VERSI")
 """Texts at the beginning of the timing caches of TensorRT for RTX 1.7.1."""
+_TIMING_RECORD = bytes.fromhex("18800100")
+"""What the archive of a timing cache of TensorRT 8.6.0 holds first; the one within its plan holds another."""
 
 ULTRALYTICS_SUFFIX = ".engine"
 """What its users' programs tell a TensorRT engine by."""
@@ -86,10 +88,14 @@ def plan(head: bytes) -> Plan | None:
 
 def archive(head: bytes) -> Archive | None:
     """`head`: the first KB or so. None: no archive."""
-    if head[:4] != _ARCHIVE or len(head) < ARCHIVE_HEAD:
+    if head[:4] != _ARCHIVE or len(head) < 24:
         return None
-    version, payload = struct.unpack_from("<IQ", head, 4)
-    return Archive(version, payload + ARCHIVE_HEAD, any(mark in head for mark in _TIMING_MARKS))
+    # 8.6 has the version as eight aligned bytes, TensorRT for RTX as four
+    wide = head[4:8] == bytes(4)
+    version, payload = struct.unpack_from("<QQ", head, 8) if wide else struct.unpack_from("<IQ", head, 4)
+    start = 24 if wide else 20
+    timing = head[start : start + 4] == _TIMING_RECORD if wide else any(mark in head for mark in _TIMING_MARKS)
+    return Archive(version, payload + start, timing)
 
 
 def ultralytics(path: Path) -> Ultralytics | None:

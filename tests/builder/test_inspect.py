@@ -29,6 +29,15 @@ RTX_CACHE = bytes.fromhex(
     "726d61745f76657273696f6e3d310a4341534b5f56455253490a"
 )
 """Head of a timing cache that TensorRT for RTX 1.7.1.116 wrote, of 172 bytes."""
+PLAN_8_6 = bytes.fromhex(
+    "6674727400000000010000000000000024816001000000000806000c000000004e474e45000000003800000000000000e280600100000000"
+    "7074727400000000ec00000000000000ca806001000000000280010008028001"
+)
+"""Head of a plan that TensorRT 8.6.0 wrote on an H200."""
+CACHE_8_6 = bytes.fromhex(
+    "7074727400000000ec000000000000004b8200000000000018800100100000000000000001800c80010010000000000000000c0962c4f89e10cd378b1a29fa44"
+)
+"""Head of a timing cache of 33,379 bytes that it wrote."""
 METADATA = {
     "description": "Ultralytics YOLO model", "stride": "32", "task": "detect", "batch": "1", "imgsz": "[640, 640]", "channels": "3",
     "names": "{0: 'scratch', 1: 'dent'}", "args": "{'batch': 1, 'nms': False}", "end2end": "True", "version": "8.4.0",
@@ -53,6 +62,13 @@ def test_a_plan_of_tensorrt_tells_its_release(tmp_path: Path) -> None:
     expected = {"kind": "tensorrt-plan", "backend": "tensorrt", "version": "10.3.0.30", "size": 300, "complete": True}
     assert {name: found[name] for name in expected} == expected
     assert found["sha256"] == hashlib.sha256(trt_plan((10, 3, 0, 30))).hexdigest()
+
+
+def test_a_plan_and_a_timing_cache_as_tensorrt_8_6_writes_them_are_told_apart(tmp_path: Path) -> None:
+    found = inspect(written(tmp_path, PLAN_8_6.ljust(300, b"\1")))
+    assert (found["kind"], found["backend"], found["version"]) == ("tensorrt-plan", "tensorrt", "8.6.0.12")
+    found = inspect(written(tmp_path, CACHE_8_6.ljust(33379, b"\1"), "cache"))
+    assert (found["kind"], found["complete"]) == ("timing-cache", True)
 
 
 def test_a_plan_from_before_8_6_tells_no_release(tmp_path: Path) -> None:
