@@ -250,7 +250,10 @@ def test_what_is_judged_by_class_is_the_worst_of_those_that_are_judged() -> None
     """Of required classes where there are some, and of those with enough instances."""
 
     def row(thresholds: dict[str, Any], field: str) -> tuple[str | None, str]:
-        changes = {"accuracy": accuracy, "thresholds": {"accuracy": {"maxDropPerClass": "1", "minimumPerClass": "0"}} | thresholds}
+        changes: dict[str, Any] = {
+            "accuracy": accuracy,
+            "thresholds": {"accuracy": {"maxDropPerClass": "1", "minimumPerClass": "0"}} | thresholds,
+        }
         found = report_of(records.sources(engine=records.judged(**changes))).thresholds
         return next((one.measured, one.of) for one in found if one.field == field)
 
