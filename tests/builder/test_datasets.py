@@ -106,6 +106,22 @@ def test_yolo_calibrates_with_its_training_pictures(tmp_path: Path) -> None:
     assert ["images/train/c.png"] == [dataset.identity(index) for index in range(dataset.size)]
 
 
+def test_boxes_tell_which_classes_are_covered_in_every_part(tmp_path: Path) -> None:
+    """Crowds do not count. What is calibrated with needs no labels, and lines that are no labels are passed over."""
+    data.yolo(tmp_path / "yolo", labels="1 0.5 0.5 0.5 0.2\n1 0.1 0.1 0.1 0.1\n")
+    judged = open_dataset(tmp_path / "yolo", LETTERBOX, "detection")
+    assert ({"cat": 0, "dog": 2}, ("no objects of 1 of 2 classes in val: cat",)) == (judged.instances(), judged.notes)
+    train = tmp_path / "yolo" / "labels" / "train" / "c.txt"
+    train.write_text("0 0.1 0.1 0.9 0.1 0.9 0.9\n7 0 0 1 1\nx\n\n1\n")
+    assert {"cat": 1, "dog": 1} == open_dataset(tmp_path / "yolo", LETTERBOX, "calibration").instances()
+    train.write_bytes(b"\xff")
+    assert {"cat": 0, "dog": 0} == open_dataset(tmp_path / "yolo", LETTERBOX, "calibration").instances()
+    train.unlink()
+    assert open_dataset(tmp_path / "yolo", LETTERBOX, "calibration").instances() is None
+    for task in ("detection", "calibration"):
+        assert {"person": 0, "toothbrush": 1} == open_dataset(data.coco(tmp_path / "coco"), LETTERBOX, task).instances()
+
+
 def test_pictures_without_labels_are_background_and_noted(tmp_path: Path) -> None:
     data.yolo(tmp_path)
     (tmp_path / "labels" / "val" / "b.txt").unlink()

@@ -13,15 +13,17 @@ from numpy.typing import NDArray
 
 from enginefleet_api.documents import TensorSpec
 from enginefleet_api.errors import PermanentError
-from enginefleet_api.resources import Preprocessing
+from enginefleet_api.resources import Preprocessing, Validation
 from enginefleet_builder.gate import hygiene
-from enginefleet_builder.gate.datasets import Dataset, open_dataset
+from enginefleet_builder.gate.datasets import Dataset, Task, open_dataset
 from enginefleet_builder.gate.hygiene import Concern, Survey
 from enginefleet_builder.gate.preprocessing import Preprocessor
 from tests.builder import data
 from tests.builder.support import Bench
 
 PICTURES = [TensorSpec(name="x", dtype="float32", shape=[None, 3, 24, 32])]
+LETTERBOX = Preprocessor.of(Preprocessing(resize="letterbox", size=[24, 32], scale="1/255"))
+CALIBRATED_AND_JUDGED: tuple[Task, Task] = ("calibration", "detection")
 Floats = NDArray[np.float64]
 
 
@@ -149,6 +151,41 @@ def test_classes_that_are_not_calibrated_with() -> None:
     assert ["the calibration set has no samples of 1 of 3 classes that are judged: bee."] == [concern.message for concern in concerns]
 
 
+def test_classes_of_boxes_that_are_not_calibrated_with(tmp_path: Path) -> None:
+    data.yolo(tmp_path)
+    (tmp_path / "labels" / "train" / "c.txt").write_text("0 0.5 0.5 0.1 0.1\n")
+    calibrated, judged = (open_dataset(tmp_path, LETTERBOX, task) for task in CALIBRATED_AND_JUDGED)
+    concerns = hygiene.compare(survey(calibrated), survey(judged))
+    assert ["the calibration set has no samples of 1 of 2 classes that are judged: dog."] == [
+        concern.message for concern in concerns if concern.reason == "ClassesMissing"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("required", "least", "says"),
+    [
+        ([], 10, None),
+        (["dog"], 1, None),
+        (["cat", "dog"], 1, None),
+        (["dog", "cat"], 2, "fewer than 2 samples or objects of 2 of 2 requiredClasses: cat (1), dog (1)."),
+        (["dog", "horse"], 1, "fewer than 1 samples or objects of 1 of 2 requiredClasses: horse (0); it knows cat, dog."),
+    ],
+)
+def test_required_classes_that_the_judged_samples_do_not_show(tmp_path: Path, required: list[str], least: int, says: str | None) -> None:
+    dataset = open_dataset(data.yolo(tmp_path), LETTERBOX, "detection")
+    asked = Validation.model_validate({"uri": "file:///", "task": "detection", "requiredClasses": required, "minInstances": least})
+    expected = [] if says is None else [f"the validation set has {says}"]
+    assert expected == [item.message for item in hygiene.required(dataset, asked)]
+
+
+def test_required_classes_are_counted_on_the_samples_that_a_device_judges() -> None:
+    labelled = replace(stored(scenes(4)), labels=np.array([0, 0, 1, 1]), classes=("ant", "bee"))
+    asked = Validation.model_validate({"uri": "file:///", "requiredClasses": ["ant"], "minInstances": 2, "onDevice": {"maxSamples": 2}})
+    assert ["the validation set has fewer than 2 samples or objects of 1 of 1 requiredClasses: ant (1)."] == [
+        item.message for item in hygiene.required(labelled, asked)
+    ]
+
+
 def test_every_concern_is_documented() -> None:
     source = Path(hygiene.__file__).read_text()
     documented = re.findall(r"^\| `(\w+)` \| ", (Path(__file__).parents[2] / "docs" / "data.md").read_text(), re.MULTILINE)
@@ -162,6 +199,11 @@ def test_prepare_refuses_what_no_result_could_be_trusted_with(bench: Bench) -> N
     np.savez(bench.calibration, images=np.full((200, 1, 8, 8), np.nan, np.float32))
     with pytest.raises(PermanentError, match="NonFiniteSamples"):
         bench.prepare("int8")
+
+
+def test_prepare_notes_required_classes_that_the_set_does_not_have(bench: Bench) -> None:
+    report = bench.prepare("fp32", validation=bench.gate(required_classes=["77"]))
+    assert any(note.startswith("RequiredClassesMissing: the validation set has fewer than 10") for note in report.notes)
 
 
 def test_prepare_notes_what_somebody_should_look_at(bench: Bench) -> None:

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from enginefleet_api.documents import TensorSpec
 from enginefleet_api.errors import PermanentError
-from enginefleet_api.resources import Preprocessing
+from enginefleet_api.resources import Preprocessing, Validation
 
 from .arrays import Array
 from .samples import Dataset, stratified
+from .score import device_indices
 
 MOST = 256
 """Samples looked at, evenly over the data set."""
@@ -248,6 +249,25 @@ def twin_share(thumbnails: NDArray[np.float32]) -> float:
     return float(alike.any(axis=1).mean())
 
 
+def required(dataset: Dataset, validation: Validation) -> list[Concern]:
+    """Classes that the gate asks for and whose objects the samples to be judged have too few of: its answer would be Inconclusive, after a build."""
+    if not validation.required_classes or (shown := dataset.instances(device_indices(validation, dataset, None))) is None:
+        return []
+    few = {name: shown.get(name, 0) for name in sorted(set(validation.required_classes)) if shown.get(name, 0) < validation.min_instances}
+    if not few:
+        return []
+    found = _named([f"{name} ({count})" for name, count in few.items()])
+    of = f"{len(few)} of {len(set(validation.required_classes))} requiredClasses"
+    known = f"; it knows {_named(list(shown)) or 'none by name'}" if not few.keys() <= shown.keys() else ""
+    message = f"the validation set has fewer than {validation.min_instances} samples or objects of {of}: {found}{known}."
+    hint = "Correct validation.requiredClasses, add samples, or lower validation.minInstances: else the gate's answer is Inconclusive."
+    return [Concern("warning", "RequiredClassesMissing", message, hint)]
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
 def compare(calibration: Survey, validation: Survey) -> list[Concern]:
     """What only both sets together show."""
     said: list[Concern] = []
@@ -270,13 +290,12 @@ def compare(calibration: Survey, validation: Survey) -> list[Concern]:
 
 def _coverage(calibration: Dataset, validation: Dataset) -> list[Concern]:
     """Classes that are judged and not calibrated with, where both sets are labelled with the same names."""
-    if calibration.labels is None or validation.labels is None or not set(calibration.classes) & set(validation.classes):
+    there, judged = calibration.instances(), validation.instances()
+    if there is None or judged is None or not set(calibration.classes) & set(validation.classes):
         return []
-    covered = {calibration.class_name(int(label)) for label in np.unique(calibration.labels)}
-    judged = {validation.class_name(int(label)) for label in np.unique(validation.labels)}
-    missing = sorted(judged - covered)
+    wanted = [name for name, count in judged.items() if count]
+    missing = [name for name in wanted if not there.get(name)]
     if not missing:
         return []
-    names = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-    message = f"the calibration set has no samples of {len(missing)} of {len(judged)} classes that are judged: {names}."
+    message = f"the calibration set has no samples of {len(missing)} of {len(wanted)} classes that are judged: {_named(sorted(missing))}."
     return [Concern("warning", "ClassesMissing", message, "Add samples of them: what they excite has no range otherwise.")]

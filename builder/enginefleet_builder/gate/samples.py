@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NoReturn, TypeAlias
@@ -50,6 +51,8 @@ class Dataset:
     """Index → arrays without a batch axis, by input name (`SOLE` for the only input). Raises PermanentError, see datasets.py."""
     boxes: Callable[[int], Boxes] = _no_boxes
     """Detection: the labelled boxes."""
+    objects: Callable[[int], NDArray[np.int64]] | None = None
+    """The class of each object on a picture that counts, as far as labels tell: for calibration, too. None where there are no such labels."""
     mask: Callable[[int], NDArray[np.int64]] = _no_mask
     """Segmentation: the class of each pixel of the input (H, W), resized and cropped as the picture was; truth.IGNORED does not count."""
     geometry: Callable[[int], Geometry | None] = _unknown
@@ -84,6 +87,17 @@ class Dataset:
                 raise mismatch(f"sample {index} for input {spec.name!r} has shape {list(row.shape)}, expected {list(what)}")
             rows.append(row)
         return np.stack(rows).astype(spec.dtype, copy=False)
+
+    def instances(self, indices: Iterable[int] | None = None) -> dict[str, int] | None:
+        """Class → how often these samples (all by default) show it, of all classes that have a name; None where labels do not tell."""
+        chosen = range(self.size) if indices is None else indices
+        if self.labels is not None:
+            found = Counter(int(self.labels[index]) for index in chosen)
+        elif self.objects is not None:
+            found = Counter(int(label) for index in chosen for label in self.objects(index))
+        else:
+            return None
+        return {self.class_name(label): found[label] for label in sorted({*range(len(self.classes)), *found})}
 
     def class_name(self, label: int) -> str:
         return self.classes[label] if 0 <= label < len(self.classes) else str(label)

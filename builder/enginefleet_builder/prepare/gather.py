@@ -118,6 +118,7 @@ def gather(request: PrepareRequest, folder: Path, progress: Progress) -> tuple[G
             progress("fetch validation set")
             validation = _data(request, request.validation_source, folder / "validation", request.validation.task, progress)
             findings.extend(_data_findings("validation", validation.dataset, request.validation.min_samples))
+            findings.extend(map(_finding, hygiene.required(validation.dataset, request.validation)))
 
     _collect(findings, get_calibration)
     _collect(findings, get_validation)
@@ -185,4 +186,8 @@ def _hygiene(sets: Mapping[str, Dataset], model: ModelProto, preprocessing: Prep
     said = [concern for what, found in surveys.items() for concern in hygiene.concerns(what, found, preprocessing)]
     if len(surveys) == 2:
         said += hygiene.compare(surveys["calibration"], surveys["validation"])
-    return [Finding(concern.severity, concern.reason, concern.message, concern.hint) for concern in said]
+    return list(map(_finding, said))
+
+
+def _finding(concern: hygiene.Concern) -> Finding:
+    return Finding(concern.severity, concern.reason, concern.message, concern.hint)

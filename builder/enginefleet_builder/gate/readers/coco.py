@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..arrays import Array
 from ..preprocessing import Preprocessor
@@ -68,7 +69,11 @@ def open_coco(root: Path, file: Path, preprocessor: Preprocessor, task: Task) ->
         _require_size(labels.images[index], files[index])
         return inner(index)
 
-    return replace(dataset, boxes=lambda index: labels.boxes[index], sample=sample)
+    def objects(index: int) -> NDArray[np.int64]:
+        boxes = labels.boxes[index]
+        return boxes.classes[~boxes.crowd]
+
+    return replace(dataset, boxes=lambda index: labels.boxes[index], objects=objects, sample=sample)
 
 
 def read(file: Path) -> Labels:

@@ -56,11 +56,21 @@ def open_yolo(root: Path, file: Path, preprocessor: Preprocessor, task: Task) ->
     notes = [f"{missing} of {len(files)} pictures of {part} have no label file: they count as background"] if missing else []
     dataset = picture_set(root, files, preprocessor, classes=classes, notes=notes)
     if task != "detection":
-        return dataset
+        told = missing < len(files)
+        return replace(dataset, objects=lambda index: _mentioned(labels[index], len(classes))) if told else dataset
     rows = [_rows(root, label, len(classes)) if label.is_file() else np.zeros((0, 5)) for label in labels]
     if not any(len(lines) for lines in rows):
         raise no_labels(f"the {len(files)} label files of {part} are empty")
-    return replace(dataset, boxes=lambda index: _boxes(rows[index], size_of(files[index])))
+    used = {int(row[0]) for lines in rows for row in lines}
+    if empty := [name for label, name in enumerate(classes) if label not in used]:
+        dataset = replace(
+            dataset, notes=(*dataset.notes, f"no objects of {len(empty)} of {len(classes)} classes in {part}: {listed(empty)}")
+        )
+    return replace(
+        dataset,
+        boxes=lambda index: _boxes(rows[index], size_of(files[index])),
+        objects=lambda index: rows[index][:, 0].astype(np.int64),
+    )
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -171,6 +181,15 @@ def _rows(root: Path, file: Path, classes: int) -> NDArray[np.float64]:
         if fields := line.split():
             rows[_row(f"{name}, line {number}", fields, classes)] = None
     return np.array(list(rows), np.float64).reshape(-1, 5)
+
+
+def _mentioned(file: Path, classes: int) -> NDArray[np.int64]:
+    """(n,): classes that a label file names, of boxes and all else. Nothing is judged by it: lines that are no labels are passed over."""
+    try:
+        first = [line.split(maxsplit=1)[0] for line in text(file, MAX_LABELS).splitlines() if line.strip()]
+    except (PermanentError, OSError):
+        return np.zeros(0, np.int64)
+    return np.array([int(label) for label in first if label.isdecimal() and len(label) < 10 and int(label) < classes], np.int64)
 
 
 def _row(where: str, fields: list[str], classes: int) -> tuple[float, ...]:
