@@ -301,8 +301,8 @@ def test_stages_around_the_model_have_times_and_shares() -> None:
 
 def test_marks_stand_beside_the_figures_with_what_was_seen_and_what_they_mean_for_the_gate() -> None:
     found = judged(thresholds={"speed": {"batchSize": 4, "p95": "12ms"}})
-    assert "batch 4 throttled the GPU's clocks were held down (thermal) Something held it back" in found.words("main")
-    assert "batch 4 shared other processes on the GPU before the engine was loaded: 2 Others used" in found.words("main")
+    assert "batch 4, throttled : the GPU's clocks were held down (thermal) . Something held it back" in found.words("main")
+    assert "batch 4, shared : other processes on the GPU before the engine was loaded: 2 . Others used" in found.words("main")
     assert "longest p95 latency 12ms 11.400 ms , shared, throttled" in found.words("main")
     calm = judged(latency=[records.latency(1, 3.0)]).words("main")
     assert "Nothing was seen that makes the figures of speed doubtful" in calm
@@ -500,6 +500,13 @@ def test_shares_of_execution_providers_and_what_the_build_left_in_higher_precisi
     assert "nodes on OpenVINOExecutionProvider 75.0 % 30" in found.words("main")
     assert "left them in higher precision (41 more are not shown)" in found.words("main")
     assert json.loads(next(text for text in found.text["pre"] if "head" in text))["nodes"][0] == re.escape("/head/a.0/Conv")
+
+
+def test_the_librarys_own_account_of_the_layers_is_among_the_records_where_there_is_one() -> None:
+    assert "engine inspector" not in made().words("main")
+    found = made(inspected=True)
+    assert f"{records.judged().verdict_key.rpartition('/')[2].removesuffix('.json')}.layers.json" in found.words("main")
+    assert "#record-engine_inspector" in [link["href"] for link in found.all("a")]
 
 
 def test_layers_are_grouped_by_operator_and_type_with_their_share_of_the_time() -> None:

@@ -45,7 +45,7 @@ def conditions(data: ReportData) -> Content:
     if not (marks or data.conditions or data.memory):
         return None
     return (
-        _table_of_marks(marks) if data.latency or data.speedup else None,
+        _doubts(marks) if data.latency or data.speedup else None,
         _readings(data),
         e(
             "p",
@@ -59,23 +59,19 @@ def conditions(data: ReportData) -> Content:
     )
 
 
-def _marks(data: ReportData) -> Iterator[Sequence[Content]]:
-    """(figure, kind, what was seen, what it means)"""
+def _marks(data: ReportData) -> Iterator[Content]:
     figures = [(f"batch {row.batch}", row.marks or []) for row in data.latency]
     figures += [(f"speed-up at batch {data.speedup.batch}", data.speedup.marks or [])] if data.speedup else []
     for figure, marks in figures:
         for mark in marks:
             kind, _, seen = mark.partition(": ")
-            yield figure, e("b", text(kind)), text(seen), MEANING.get(kind)
+            yield e("li", f"{figure}, ", e("b", text(kind)), ": ", text(seen), ". ", MEANING.get(kind))
 
 
-def _table_of_marks(marks: Sequence[Sequence[Content]]) -> Content:
+def _doubts(marks: Sequence[Content]) -> Content:
     if not marks:
         return e("p", "Nothing was seen that makes the figures of speed doubtful, as far as this machine tells.")
-    return (
-        e("p", "These figures of speed are doubtful:"),
-        table("marks", ["figure", "mark", "what was seen", "what that means"], marks),
-    )
+    return e("p", "These figures of speed are doubtful:"), e("ul", marks, class_="lines")
 
 
 def _readings(data: ReportData) -> Content:

@@ -55,7 +55,7 @@ def _sections(data: ReportData) -> Iterable[tuple[str, str, Content]]:
     yield "worst", "Worst samples", accuracy.worst(data)
     yield "latency", "Latency", speed.latency(data)
     yield "end-to-end", "End to end", speed.end_to_end(data)
-    yield "conditions", "What speed was measured under", conditions.conditions(data)
+    yield "conditions", "Conditions", conditions.conditions(data)
     yield "layers", "What ran in which type", ran.ran(data)
     where = stored(data, prepared_model="", baseline="", verdict="blob, fingerprint")
     yield "inputs", "Inputs and digests", _facts(data.inputs, "what went in", where)

@@ -27,7 +27,7 @@ from ..store.records import Records
 from .data import MOST_PRECISIONS, Judged, Picture, ReportData
 from .html import page
 from .layers import Layers, summarize
-from .model import Sources, report_of
+from .model import INSPECTED, Sources, report_of
 from .pictures import pictures
 
 PROFILED_RUNS = 20
@@ -43,6 +43,7 @@ class Seen:
 
     pictures: dict[int, Picture] = field(default_factory=dict)
     layers: Layers | None = None
+    inspected: bool = False
     request: BuildRequest | None = None
     durations: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -68,14 +69,15 @@ def _write(work: Work, engine: Engine, verdict_key: str, verdict: Verdict, datas
         judged = Judged(verdict_key, verdict, engine.record, records.prepared(engine.record.prepared_key))
         shown = pictures(dataset, (item.index for item in verdict.worst)) if dataset is not None else {}
         layers, warnings = _layers(work, engine, dataset, judged)
-    seen = Seen(shown, layers, request, dict(work.durations), (*work.warnings, *warnings))
+    inspected = work.backend.inspected if layers is not None and isinstance(work.backend, Inspecting) else None
+    seen = Seen(shown, layers, inspected is not None, request, dict(work.durations), (*work.warnings, *warnings))
     if judged.manifest is not None:
         records.add_variant(judged.manifest.source_model, judged.verdict.fingerprint, request.engine_key)
     data = report_of(_sources(records, request.store, judged, seen, compare=()))
     name = verdict_key.rpartition("/")[2].removesuffix(".json")
     texts = {"html": page(data), "json": to_json(data)}
-    if layers is not None and isinstance(work.backend, Inspecting) and work.backend.inspected is not None:
-        texts["layers.json"] = json.dumps(work.backend.inspected, indent=1)
+    if inspected is not None:
+        texts["layers.json"] = json.dumps(inspected, indent=1)
     for suffix, body in texts.items():
         records.put_report(request.engine_key, request.gate_key, f"{name}.{suffix}", body.encode())
 
@@ -160,6 +162,7 @@ def _seen(records: Records, judged: Judged) -> Seen:
     return Seen(
         {item.index: item.picture for item in kept.worst if item.picture is not None},
         kept.layers,
+        any(item.what == INSPECTED for item in kept.records),
         request,
         {fact.name: fact.value for fact in kept.durations},
         tuple(kept.warnings),
@@ -184,6 +187,7 @@ def _sources(records: Records, store: StoreRef, judged: Judged, seen: Seen, *, c
         request=request,
         pictures=seen.pictures,
         layers=seen.layers,
+        inspected=seen.inspected,
         durations=seen.durations,
         warnings=(*seen.warnings, *warnings),
     )

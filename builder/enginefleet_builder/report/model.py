@@ -39,6 +39,8 @@ from .data import (
 from .facts import environment, exclude, facts, inputs, leaves, lines, machine, recipe, text
 from .layers import Layers, wider
 
+INSPECTED = "engine inspector"
+"""The record of what the library itself says of the layers."""
 MIN_INSTANCES = GATE_DEFAULTS["minInstances"]
 
 
@@ -55,6 +57,8 @@ class Sources:
     request: BuildRequest | None = None
     pictures: Mapping[int, Picture] = field(default_factory=dict)
     layers: Layers | None = None
+    inspected: bool = False
+    """Whether the library's own account of the layers stands beside the report."""
     durations: Mapping[str, str] = field(default_factory=dict)
     warnings: Sequence[str] = ()
 
@@ -210,7 +214,8 @@ def _records(sources: Sources) -> list[Stored]:
     if sources.baseline is not None:
         found.append(("baseline", layout.baseline(sources.baseline.baseline_key)))
     name = engine.verdict_key.rpartition("/")[2].removesuffix(".json")
-    found.append(("this report", layout.report(verdict.engine_key, verdict.gate_key, f"{name}.json")))
+    beside = [("this report", "json"), *([(INSPECTED, "layers.json")] if sources.inspected else [])]
+    found += [(what, layout.report(verdict.engine_key, verdict.gate_key, f"{name}.{suffix}")) for what, suffix in beside]
     return [Stored(what=what, key=key) for what, key in found]
 
 

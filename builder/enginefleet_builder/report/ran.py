@@ -17,7 +17,7 @@ WHOLE = Scale(Decimal(0), Decimal(1))
 
 def ran(data: ReportData) -> Content:
     parts = [part for part in (_layers(data), _providers(data), _excluded(data)) if part is not None]
-    return (*parts, stored(data, this_report="layers", build_record="providers, excluded")) if parts else None
+    return (*parts, stored(data, this_report="layers", engine_inspector="", build_record="providers, excluded")) if parts else None
 
 
 def _layers(data: ReportData) -> Content:
