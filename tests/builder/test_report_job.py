@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 from enginefleet_api.documents import Answer
 from enginefleet_api.errors import PermanentError
 from enginefleet_api.jobs import BuildReport, PrepareReport
+from enginefleet_api.judging import Benchmark, PacedRun
+from enginefleet_builder.build.job import build
 from enginefleet_builder.gate.samples import Dataset
 from enginefleet_builder.io import Progress
 from enginefleet_builder.main import app
@@ -56,6 +58,36 @@ def test_layers_say_what_ran_in_int8(built: tuple[Bench, BuildReport, BuildRepor
     assert "int8" not in {row.type for row in layers[0].types}
     assert "int8" in {row.type for row in layers[1].types}
     assert sum(float(row.share) for row in layers[1].types) == pytest.approx(1, abs=0.001)
+
+
+def test_all_that_was_asked_of_speed_is_measured_and_shown(bench: Bench, prepared: PrepareReport) -> None:
+    """By the Job itself, on this machine: marks may be there or not, as busy as it is."""
+    benchmark = Benchmark(batch_sizes=[1, 4], paced=PacedRun(rate="200", duration="100ms"), end_to_end=True)
+    report = build(bench.build_request(prepared, benchmark=benchmark), Progress())
+    page, data = reports(bench, report)
+    read = ReportData.model_validate_json(data.read_bytes())
+    first, fourth = read.latency
+    assert (first.batch, fourth.batch) == (1, 4)
+    assert first.paced is not None
+    assert first.paced.iterations == 20
+    assert first.end_to_end is not None
+    assert fourth.end_to_end is None
+    assert read.memory["host"] > 1_000_000
+    assert set(read.conditions) == {"idle", "before", "after"}
+    assert sum(read.providers.values()) > 0
+    assert read.accuracy is not None
+    assert read.accuracy.consistency is not None
+    text = page.read_text()
+    for words in (
+        "200 a second, batch 1",
+        "end to end at batch 1",
+        "processes that ran or waited",
+        "of its process",
+        "nodes on CPU",
+        "alone and in a batch",
+    ):
+        assert words in text
+    assert ("These figures of speed are doubtful" in text) is any(row.marks for row in read.latency)
 
 
 def test_engines_of_the_model_find_each_other(built: tuple[Bench, BuildReport, BuildReport]) -> None:
