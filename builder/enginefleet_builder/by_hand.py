@@ -69,6 +69,13 @@ def spec(file: Path | None, flags: Mapping[str, Any]) -> ModelDeploymentSpec:
     return ModelDeploymentSpec.model_validate(asked)
 
 
+def name_of(file: Path | None) -> str:
+    """[namespace/]name of the ModelDeployment in `file`; empty where none is told. Raises what `spec` raises for a file that cannot be read."""
+    metadata = _manifest(file).get("metadata") if file is not None else None
+    parts = [metadata.get(part) for part in ("namespace", "name")] if isinstance(metadata, Mapping) else []
+    return "/".join(part for part in parts if isinstance(part, str) and part)
+
+
 def _refuse(where: str, problems: list[Problem]) -> None:
     if problems:
         hint = "Correct it; decimals are text, in quotes. `kubectl explain modeldeployment.spec --recursive` lists the fields."

@@ -31,6 +31,11 @@ DEFAULT_NAME = "model"
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
 
+def is_name(name: str) -> bool:
+    """Whether a folder and an address can have this name of a model."""
+    return _NAME.fullmatch(name) is not None
+
+
 def engine_file(layout: Layout, name: str, facts: Mapping[str, Any]) -> PurePosixPath:
     """Where the engine comes to lie, relative to the folder. Raises PermanentError `BackendUnknown`, `LayoutNotPossible`."""
     backend = str(facts.get("backend"))
@@ -41,7 +46,7 @@ def engine_file(layout: Layout, name: str, facts: Mapping[str, Any]) -> PurePosi
     plain = ENGINE_FILES[backend]
     if layout == "triton":
         name = name or DEFAULT_NAME
-        if not _NAME.fullmatch(name):
+        if not is_name(name):
             raise PermanentError("LayoutNotPossible", f"{name[:80]!r} cannot name a folder.", "Use letters, digits, '-', '.' and '_'.")
         return PurePosixPath(REPOSITORY, name, triton.VERSION, plain)
     if layout == "ultralytics":

@@ -142,6 +142,7 @@ class BuildRequest(Contract):
 
     kind: Literal["Build"] = "Build"
     name: str = ""
+    """For people: namespace/name of the ModelDeployment, by hand what its manifest says; servers call the model by the last part."""
     engine_key: str
     gate_key: str
     baseline_key: str | None = None

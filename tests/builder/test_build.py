@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -16,11 +17,13 @@ from typer.testing import CliRunner
 from enginefleet_api import fingerprint
 from enginefleet_api.documents import Answer
 from enginefleet_api.errors import EngineFleetError, EnvironmentFault, PermanentError, TransientFault
-from enginefleet_api.jobs import BuildReport, BuildRequest, PrepareReport, Source
+from enginefleet_api.jobs import BuildReport, BuildRequest, EngineManifest, FetchRequest, PrepareReport, Source
 from enginefleet_api.resources import AccuracyAcceptance, Benchmark, SpeedAcceptance
 from enginefleet_builder.build.job import judge
+from enginefleet_builder.fetch import fetch
 from enginefleet_builder.io import Progress
 from enginefleet_builder.main import app
+from enginefleet_builder.report.job import make_report
 from enginefleet_builder.store import claims, layout
 from tests.builder.models import classifier
 from tests.builder.support import Bench
@@ -217,6 +220,28 @@ def test_by_hand_a_baseline_that_does_not_fit_is_refused_before_anything_is_buil
     told = CliRunner().invoke(app, [flag.replace("SPEC", str(spec)) for flag in command])
     assert (told.exit_code, message in told.output) == (42, True), told.output
     assert not list(bench.records.store.list("blobs/"))
+
+
+def test_by_hand_the_manifests_name_comes_to_the_server(bench: Bench, prepared: PrepareReport, tmp_path: Path) -> None:
+    """From `build --spec` by the commands of the report into engine.json."""
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(f"""
+        kind: ModelDeployment
+        metadata: {{name: yard, namespace: vision}}
+        spec:
+          model: {{uri: {bench.model}}}
+          validation: {{uri: {bench.validation}, acceptance: {{maxDrop: "0.01"}}}}
+          targets: [{{hardwareClass: here}}]
+    """)
+    keys = ["--prepared", prepared.prepared[0].prepared_key, "--baseline", str(prepared.baseline_key), "--store", bench.store.uri]
+    told = CliRunner().invoke(app, ["build", "--spec", str(spec), *keys, "--json"])
+    assert told.exit_code == 0, told.output
+    data = make_report(bench.store, json.loads(told.stdout)["engineKey"], None, (), Progress())
+    assert data.name == "vision/yard"
+    command = next(step.command for step in data.steps if step.title == "Run the engine yourself")
+    request = command[command.index("{") : command.rindex("}") + 1]
+    fetch(FetchRequest.model_validate_json(request).model_copy(update={"engine_path": str(tmp_path / "engine")}), Progress())
+    assert EngineManifest.model_validate_json((tmp_path / "engine" / "engine.json").read_bytes()).model_name == "yard"
 
 
 def test_a_prepared_model_that_is_not_there(bench: Bench, prepared: PrepareReport) -> None:

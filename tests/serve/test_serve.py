@@ -22,10 +22,12 @@ import numpy as np
 import pytest
 from PIL import Image
 from starlette.applications import Starlette
+from typer.testing import CliRunner
 
 from enginefleet_api.errors import EngineFleetError, EnvironmentFault
 from enginefleet_api.resources import Preprocessing
 from enginefleet_builder.gate.preprocessing import Preprocessor
+from enginefleet_builder.main import app
 from enginefleet_builder.serve.app import make_app
 from enginefleet_builder.serve.engine import load
 from localcluster.ports import free_port
@@ -67,6 +69,24 @@ def test_health_and_metadata(client: Client) -> None:
     model = client.get("/v2/models/adder").json()
     assert model["inputs"][0] == {"name": "x", "datatype": "FP32", "shape": [-1, 3]}
     assert [output["datatype"] for output in model["outputs"]] == ["FP32", "INT64"]
+
+
+@pytest.mark.parametrize(
+    ("told", "given", "called"), [("adder", "", "adder"), ("adder", "yard-1", "yard-1"), ("", "yard-1", "yard-1"), ("", "", "model")]
+)
+def test_the_model_is_called_as_the_caller_says_else_as_the_manifest_does(tmp_path: Path, told: str, given: str, called: str) -> None:
+    write_engine(tmp_path, model_name=told)
+    client = Client(make_app(load(tmp_path, name=given)))
+    assert client.get(f"/v2/models/{called}").json()["name"] == called
+    assert client.post(f"/v2/models/{called}/infer", json=REQUEST).json()["model_name"] == called
+    missed = client.get("/v2/models/other")
+    assert (missed.status_code, f"expected '{called}'" in missed.json()["error"]) == (404, True)
+
+
+def test_a_name_that_fits_no_address_is_refused(tmp_path: Path) -> None:
+    write_engine(tmp_path)
+    told = CliRunner().invoke(app, ["serve", "--engine", str(tmp_path), "--name", "a/b"])
+    assert (told.exit_code, "NameNotPossible" in told.output) == (42, True)
 
 
 def test_an_inference(client: Client) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -20,7 +19,7 @@ from enginefleet_builder.backends.classify import refused
 from enginefleet_builder.backends.providers import PROVIDERS
 from enginefleet_builder.backends.registry import backend_for
 from enginefleet_builder.backends.threads import resolve_threads
-from enginefleet_builder.fetch import MANIFEST, MODEL_NAME_VARIABLE
+from enginefleet_builder.fetch import MANIFEST
 from enginefleet_builder.gate.arrays import FloatArray
 from enginefleet_builder.gate.preprocessing import Preprocessor
 from enginefleet_builder.gate.readers.files import decode_bytes
@@ -76,13 +75,18 @@ class Engine:
             self.session.close()
 
 
-def load(folder: Path, python: str = "python3") -> Engine:
-    """The engine in `folder`, which `enginefleet fetch` wrote. `python`: the interpreter that owns TensorRT's bindings.
+def load(folder: Path, python: str = "python3", name: str = "") -> Engine:
+    """The engine in `folder`, which `enginefleet fetch` wrote. `python`: the interpreter that owns TensorRT's bindings. `name`: of the model.
 
     Raises EnvironmentFault `EngineMissing`, `EngineDamaged`, `RuntimeMismatch`, `ExecutionProviderMissing`, `ExecutionProviderInactive`;
-    PermanentError `EngineRefused` when ONNX Runtime refuses it; what the backend's load raises for an engine of TensorRT.
+    PermanentError `NameNotPossible` for a name that fits no address, `EngineRefused` when ONNX Runtime refuses the engine;
+    what the backend's load raises for an engine of TensorRT.
     """
     manifest = _manifest(folder)
+    name = name or manifest.model_name or layouts.DEFAULT_NAME
+    if not layouts.is_name(name):
+        message = f"{name[:80]!r} cannot name a model."
+        raise PermanentError("NameNotPossible", message, "Use letters, digits, '-', '.' and '_'.")
     relative = PurePosixPath(manifest.file)
     if relative.is_absolute() or ".." in relative.parts:
         raise EnvironmentFault("EngineDamaged", f"{folder / MANIFEST} names a file outside of its folder.", REFETCH)
@@ -94,26 +98,26 @@ def load(folder: Path, python: str = "python3") -> Engine:
         raise PermanentError(
             "BackendUnknown", f"the engine is one of {backend!r}, this server knows {known}.", "Serve it with another one."
         )
-    return _with_onnxruntime(path, manifest) if backend == "onnxruntime" else _with_worker(path, manifest, python)
+    return _with_onnxruntime(path, manifest, name) if backend == "onnxruntime" else _with_worker(path, manifest, name, python)
 
 
-def _with_worker(path: Path, manifest: EngineManifest, python: str) -> Engine:
-    name = str(manifest.facts["backend"])
-    backend = backend_for(name, python=python)
-    found, wanted = backend.versions().get(name), manifest.facts.get("backendVersion")
+def _with_worker(path: Path, manifest: EngineManifest, name: str, python: str) -> Engine:
+    library = str(manifest.facts["backend"])
+    backend = backend_for(library, python=python)
+    found, wanted = backend.versions().get(library), manifest.facts.get("backendVersion")
     if wanted is not None and found != wanted:
-        message = f"this image has {name} {found or 'of unknown version'}, the engine was proven with {wanted}."
-        raise EnvironmentFault("RuntimeMismatch", message, f"Serve with an image that has {name} {wanted}.")
+        message = f"this image has {library} {found or 'of unknown version'}, the engine was proven with {wanted}."
+        raise EnvironmentFault("RuntimeMismatch", message, f"Serve with an image that has {library} {wanted}.")
     with layouts.bare(manifest.layout, path) as plan:
         session = WorkerSession(lambda progress: backend.load(plan, manifest.recipe, progress))
     try:
-        return _engine(manifest, session, _specified(session.inputs), _specified(session.outputs))
+        return _engine(name, manifest, session, _specified(session.inputs), _specified(session.outputs))
     except BaseException:
         session.close()
         raise
 
 
-def _with_onnxruntime(path: Path, manifest: EngineManifest) -> Engine:
+def _with_onnxruntime(path: Path, manifest: EngineManifest, name: str) -> Engine:
     provider = str(manifest.facts.get("executionProvider", "CPU"))
     seen = onnxruntime_facts(provider)
     found, wanted = seen["backendVersion"], manifest.facts.get("backendVersion")
@@ -136,11 +140,10 @@ def _with_onnxruntime(path: Path, manifest: EngineManifest) -> Engine:
         raise PermanentError(
             "EngineRefused", f"ONNX Runtime refuses {path.name}: {str(error).strip()[:400]}", "It is built again."
         ) from error
-    return _engine(manifest, session, _tensors(session.get_inputs()), _tensors(session.get_outputs()))
+    return _engine(name, manifest, session, _tensors(session.get_inputs()), _tensors(session.get_outputs()))
 
 
-def _engine(manifest: EngineManifest, session: Session, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Engine:
-    name = os.environ.get(MODEL_NAME_VARIABLE) or manifest.model_name or "model"
+def _engine(name: str, manifest: EngineManifest, session: Session, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Engine:
     preprocessor = Preprocessor.of(manifest.preprocessing) if manifest.preprocessing is not None and len(inputs) == 1 else None
     return Engine(name, manifest, session, inputs, outputs, preprocessor)
 
