@@ -149,8 +149,6 @@ def _build_request(request: Path | None, as_json: bool, prepared: str | None, fl
                 partner_key=flags["partner"],
                 baseline_key=flags["baseline"],
                 provider=flags["provider"],
-                python=flags["python"],
-                compute_capability=flags["compute_capability"],
             ) | {"name": by_hand.name_of(flags["spec"]), "holder": by_hand.holder(), "timeoutSeconds": flags["timeout"]}
     return _request(BuildRequest, request, hand, as_json)
 
@@ -374,6 +372,10 @@ def serve(
     python: Annotated[
         str, typer.Option(envvar="ENGINEFLEET_PYTHON", help="The interpreter that owns the bindings of TensorRT.")
     ] = "python3",
+    name: Annotated[
+        str,
+        typer.Option(envvar="ENGINEFLEET_MODEL_NAME", help="What clients call the model; by default what engine.json says, else model."),
+    ] = "",
 ) -> None:
     """Serve an engine by the Open Inference Protocol v2 (HTTP)."""
     from .serve.engine import load
@@ -384,10 +386,6 @@ def serve(
         write_termination(failed(error, []), termination_log())
         shell.show_failure(error, as_json=False)
         raise typer.Exit(error.exit_code) from error
-    name: Annotated[
-        str,
-        typer.Option(envvar="ENGINEFLEET_MODEL_NAME", help="What clients call the model; by default what engine.json says, else model."),
-    ] = "",
     from .serve.app import serve as run_server
 
     print(f"serving {loaded.name} ({loaded.manifest.blob}) on {host or 'all addresses'}, port {port}", file=sys.stderr, flush=True)

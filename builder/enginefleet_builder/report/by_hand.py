@@ -130,13 +130,13 @@ def _fetch_request(build: BuildRecord, verdict: Verdict, request: BuildRequest) 
         facts=build.facts,
         store=request.store,
         engine_path="engine",
+        model_name=request.name.rpartition("/")[2],
         preprocessing=request.preprocessing,
     ).to_json_dict()
 
 
 def _with_request(command: str, request: dict[str, Any]) -> str:
     """A here-document: the shell expands nothing in it, and no line of JSON is its end."""
-        model_name=request.name.rpartition("/")[2],
     return f"cat > {command}.json <<'END'\n{json.dumps(request, indent=1)}\nEND\nenginefleet {command} --request {command}.json"
 
 
