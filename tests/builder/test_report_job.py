@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 
 from enginefleet_api.documents import Answer
 from enginefleet_api.errors import PermanentError
-from enginefleet_api.jobs import BuildReport, PrepareReport
+from enginefleet_api.jobs import BuildReport, PrepareReport, StoreRef
 from enginefleet_api.judging import Benchmark, PacedRun
 from enginefleet_builder.build.job import build
 from enginefleet_builder.gate.samples import Dataset
@@ -141,6 +142,22 @@ def test_reading_a_store_leaves_no_trace_in_it(tmp_path: Path) -> None:
     told = CliRunner().invoke(app, ["report", "--engine", "0" * 64, "--store", str(tmp_path), "--json"])
     assert json.loads(told.stdout)["failure"]["reason"] == "VerdictMissing"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_verdict_that_is_missing_is_told_by_what_is_there(built: tuple[Bench, BuildReport, BuildReport], tmp_path: Path) -> None:
+    bench, fp32, _ = built
+
+    def failure(store: StoreRef, engine: str, gate: str | None) -> str:
+        with pytest.raises(PermanentError) as caught:
+            make_report(store, engine, gate, (), Progress())
+        assert caught.value.reason == "VerdictMissing"
+        return str(caught.value)
+
+    assert "holds no engine with the key 0000" in failure(bench.store, "0" * 64, None)
+    assert f"those of {fp32.gate_key} are there. Name one of these with --gate" in failure(bench.store, fp32.engine_key, "0" * 64)
+    shutil.copytree(bench.folder / "store" / "engines", tmp_path / "engines")
+    shutil.rmtree(tmp_path / "engines" / fp32.engine_key / "verdicts")
+    assert "was built, but no verdict about it is there" in failure(StoreRef(uri=tmp_path.as_uri()), fp32.engine_key, None)
 
 
 def test_a_report_that_cannot_be_written_is_a_warning_and_the_verdict_stands(bench: Bench, prepared: PrepareReport) -> None:

@@ -109,9 +109,21 @@ def make_report(store: StoreRef, engine_key: str, gate_key: str | None, compare:
     gates = [gate_key] if gate_key else records.gates(engine_key)
     judged = _judged(records, engine_key, gates[-1]) if gates else None
     if judged is None:
-        hint = "`enginefleet build` prints the keys; in a cluster they stand in the status of the EngineBuild."
-        raise PermanentError("VerdictMissing", f"no verdict of the engine {engine_key} is in {store.uri}.", hint)
+        raise _missing(records, store, engine_key, gate_key)
     return report_of(_sources(records, store, judged, _seen(records, judged), compare=compare))
+
+
+def _missing(records: Records, store: StoreRef, engine_key: str, gate_key: str | None) -> PermanentError:
+    """What there is instead of the verdict."""
+    gates = records.gates(engine_key) if gate_key else []
+    if gates:
+        message = f"{store.uri} holds no verdict of the gate {gate_key} about the engine {engine_key}; those of {', '.join(gates[-5:])} are there."
+        return PermanentError("VerdictMissing", message, "Name one of these with --gate, or leave it out for the last one.")
+    if records.builds(engine_key):
+        message = f"the engine {engine_key} in {store.uri} was built, but no verdict about it is there."
+        return PermanentError("VerdictMissing", message, "Wait for the Job that judges it, or judge it with `enginefleet judge`.")
+    hint = "`enginefleet build` prints the keys; in a cluster they stand in the spec of the EngineBuild."
+    return PermanentError("VerdictMissing", f"{store.uri} holds no engine with the key {engine_key}.", hint)
 
 
 def write_by_hand(
