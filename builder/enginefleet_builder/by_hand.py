@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from enginefleet_api import fingerprint, identity
 from enginefleet_api.errors import PermanentError
 from enginefleet_api.jobs import Source, StoreRef
-from enginefleet_api.keys import gate_key_of, recipe_of
+from enginefleet_api.keys import gate_key_of, ignored_settings, recipe_of
 from enginefleet_api.resources import ModelDeploymentSpec, Validation
 from enginefleet_api.variants import SCALED, Variant, rungs
 
@@ -107,8 +107,9 @@ def _completed(spec: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _manifest(file: Path) -> Mapping[str, Any]:
+def _manifest(file: Path) -> dict[str, Any]:
     """The one ModelDeployment in a YAML or JSON file; one without `kind` where the file is the part below `spec`."""
+    from .manifest_rules import without_null
     from .prepare.targets import read_manifests
 
     def refused(path: Path, what: str) -> PermanentError:
@@ -116,10 +117,10 @@ def _manifest(file: Path) -> Mapping[str, Any]:
         return PermanentError("BadRequest", f"{path} cannot be used as a spec: {what}.", hint)
 
     documents = read_manifests(file, refused)
-    found = [one if "kind" in one else {"spec": one} for one in documents if one.get("kind", "ModelDeployment") == "ModelDeployment"]
+    found = [dict(one) if "kind" in one else {"spec": one} for one in documents if one.get("kind", "ModelDeployment") == "ModelDeployment"]
     if len(found) != 1 or not isinstance(found[0].get("spec"), Mapping):
         raise refused(file, f"it has {len(found)} ModelDeployments" if len(found) != 1 else "it has no spec")
-    return found[0]
+    return found[0] | {"spec": without_null(found[0]["spec"])}
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,11 +186,17 @@ def build_request(
     prepared_key: str,
     partner_key: str | None,
     baseline_key: str | None,
-    provider: str,
+    backend: str = "onnxruntime",
+    provider: str = "CPU",
+    python: str = "python3",
+    compute_capability: str = "",
 ) -> dict[str, Any]:
-    """A BuildRequest less holder and timeout: what follows from the spec, the prepared model in the store and this machine."""
+    """A BuildRequest less holder and timeout: what follows from the spec, the prepared model in the store and this machine.
+
+    `compute_capability`: of a GPU that is not here, for TensorRT for RTX.
+    """
     from .probe import here as facts_here
-    from .probe import onnxruntime_facts
+    from .probe import runtime_facts
     from .store import layout, open_store
     from .store.records import Records
 
@@ -205,9 +212,11 @@ def build_request(
         raise PermanentError("PreparedMissing", f"no prepared model {prepared_key} in {store_ref['uri']}.", hint)
     if baseline_key is not None and asked.validation is not None:
         _require_baseline(records, baseline_key, asked, asked.validation)
-    facts = facts_here(onnxruntime_facts(provider))
+    if unused := ignored_settings(asked.build, backend):
+        raise PermanentError("BadRequest", f"spec.build: {backend} has no use for {', '.join(unused)}.", "Leave it out.")
+    facts = facts_here(runtime_facts(backend, provider, python, cross=compute_capability or None))
     here = fingerprint.identify(facts)
-    recipe = recipe_of(asked.build, asked.inputs)
+    recipe = recipe_of(asked.build, asked.inputs, backend=backend, precision=manifest.precision, compute_capability=compute_capability)
     return sources(asked, "validation") | {
         "engineKey": identity.engine_key(prepared_model=manifest.model, recipe=recipe, fingerprint=here),
         "gateKey": gate_key_of(asked.validation, asked.benchmark, baseline_key),
@@ -216,8 +225,9 @@ def build_request(
         "preparedModel": manifest.model,
         "partnerPreparedKey": partner_key,
         "precision": manifest.precision,
-        "backend": "onnxruntime",
+        "backend": backend,
         "executionProvider": provider,
+        "python": python,
         "recipe": recipe,
         "fingerprint": here,
         "facts": facts,

@@ -49,16 +49,34 @@ def can_check_rules() -> bool:
     return True
 
 
+def without_null(value: Any, seen: dict[int, Any] | None = None) -> Any:
+    """As an API server takes it: a null field is one that is not there. What YAML repeats by an alias is copied once."""
+    seen = {} if seen is None else seen
+    if id(value) in seen:
+        return seen[id(value)]
+    if isinstance(value, Mapping):
+        fields: dict[str, Any] = {}
+        seen[id(value)] = fields
+        fields |= {name: without_null(item, seen) for name, item in value.items() if item is not None}
+        return fields
+    if isinstance(value, list):
+        items: list[Any] = []
+        seen[id(value)] = items
+        items += [without_null(item, seen) for item in value]
+        return items
+    return value
+
+
 def problems(spec: Mapping[str, Any], *, name: str = "by-hand", rules: bool = True) -> list[Problem]:
-    """All that is wrong with the spec of a ModelDeployment of this name. A value of the wrong type keeps the rest from being looked at."""
+    """All that is wrong with the spec (without null) of a ModelDeployment of this name. A value of the wrong type keeps the rest from being looked at."""
     by_model, wrong_types = _by_model(spec)
     if wrong_types:
         return by_model
     by_schema = list(_walk(_schema(), {"metadata": {"name": name}, "spec": spec}, "", rules))
+    sure = [problem for problem in by_schema if not problem.unsure]
     # a pattern tells less than its rule
-    named = {problem.path for problem in by_schema}
-    found = [problem for problem in by_model if problem.path not in named] + by_schema
-    return [problem for problem in found if not problem.unsure] or found
+    named = {problem.path for problem in sure}
+    return [problem for problem in by_model if problem.path not in named] + sure or by_schema
 
 
 @cache
@@ -105,7 +123,7 @@ def _path_of(location: Sequence[str | int], spec: Mapping[str, Any]) -> str:
 
 
 def _walk(schema: Schema, value: Any, path: str, rules: bool) -> Generator[Problem, None, Any]:
-    """Gives problems, and returns the value as rules see it: with defaults, without null and without what an object of any form holds."""
+    """Gives problems, and returns the value as rules see it: with defaults, and without what an object of any form holds."""
     stored = value
     if isinstance(value, Mapping):
         stored = yield from _walk_object(schema, value, path, rules)
@@ -130,15 +148,14 @@ def _walk_object(schema: Schema, value: Mapping[str, Any], path: str, rules: boo
     if schema.get("x-kubernetes-preserve-unknown-fields"):
         return stored
     known, others = schema.get("properties", {}), schema.get("additionalProperties")
-    given = {name: item for name, item in value.items() if item is not None}
-    for name, item in given.items():
+    for name, item in value.items():
         inner = known.get(name, others)
         if inner is None:
             yield Problem("", f'unknown field "{path}.{name}"')
         else:
             stored[name] = yield from _walk(inner, item, f"{path}.{name}".removeprefix("."), rules)
     for name, inner in known.items():
-        if "default" in inner and name not in given:
+        if "default" in inner and name not in value:
             stored[name] = yield from _walk(inner, inner["default"], f"{path}.{name}", rules)
     return stored
 
@@ -163,7 +180,8 @@ def _holds(rule: str, text: str) -> bool | None:
 
     try:
         return bool(_program(rule).evaluate({"self": json.loads(text, cls=CELJSONDecoder)}))
-    except CELEvalError:
+    except (CELEvalError, ValueError):
+        # ValueError: an integer of more than 64 bits
         return None
 
 

@@ -101,8 +101,19 @@ def test_the_documentation_shows_some() -> None:
     assert {name.split()[0] for name in examples()} >= {"README.md", "by-hand.md", "30-digits.yaml", "40-too-strict.yaml"}
 
 
-def test_null_is_as_good_as_nothing() -> None:
-    assert said(changed(MINIMAL, {"spec.calibration": None, "spec.serving": {"replicas": None}})) == ""
+def test_null_is_as_good_as_nothing(tmp_path: Path) -> None:
+    nulls = {"spec.calibration": None, "spec.precision": None, "spec.storeRef": None, "spec.serving": {"replicas": None}}
+    assert by_hand.spec(written(tmp_path, changed(MINIMAL, nulls)), {}).precision == "fp32"
+
+
+def test_aliases_are_copied_once() -> None:
+    """Twenty lines of YAML stand for 9^20 values."""
+    value: Any = ["x"]
+    for _ in range(20):
+        value = [value] * 9
+    copied = manifest_rules.without_null({"a": value, "b": None})
+    assert copied == {"a": copied["a"]}
+    assert copied["a"][0] is copied["a"][8]
 
 
 # ---- as files, with flags
@@ -125,6 +136,11 @@ PERCENT: Any = {"validation": {"uri": "d.npz", "acceptance": {"maxDrop": "5"}}}
         (changed(FULL, {"spec.model.uri": "gs://a/b"}), {}, "spec.model.uri: write s3://<bucket>/<path>"),
         (changed(FULL, {"spec.model.uri": "https:/a/b"}), {}, "spec.model.uri: write s3://<bucket>/<path>"),
         (changed(MINIMAL, {"spec.model": {}}), {"model": {"uri": "a.onnx"}}, "spec.model.uri: Field required"),
+        (
+            changed(FULL, {"spec.rollout.maxUnavailable": 2**63}),
+            {},
+            r"yaml: spec\.rollout\.maxUnavailable: .* less than or equal to 100000\. ",
+        ),
         (changed(MINIMAL, {"spec.paused": "yes"}), {}, "spec.paused: Input should be a valid boolean"),
         (changed(MINIMAL, {"spec.historyLimit": "3"}), {}, "spec.historyLimit: Input should be a valid integer"),
         (changed(MINIMAL, {"spec.colour": "red"}), {}, 'unknown field "spec.colour"'),
