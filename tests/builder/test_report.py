@@ -585,5 +585,21 @@ def test_addresses_of_a_store_are_quoted_for_the_shell() -> None:
     assert all("'s3://bucket/a b;rm/" in command for command in commands)
 
 
+def test_a_stores_region_and_authority_are_set_before_each_command(tmp_path: Path) -> None:
+    """As S3 tools of others take them; a bundle's lines are text for the shell."""
+    bundle = "-----BEGIN CERTIFICATE-----\nMIIB$(touch broken)'\nEND\n%s\n-----END CERTIFICATE-----\n"
+    store = records.STORE.model_copy(update={"region": "eu-central-1", "ca_bundle": bundle})
+    commands = [command for _, _, command in by_hand.steps(records.judged().verdict, store, None, None, None)]
+    assert len(commands) == 3
+    for command in commands:
+        settings, _, last = command.rpartition("\n")
+        assert last.split()[0] in ("enginefleet", "aws")
+        shown = subprocess.run(
+            ["sh", "-ec", settings + '\necho "$AWS_REGION"; cat "$AWS_CA_BUNDLE"'], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        assert shown.stdout == "eu-central-1\n" + bundle
+    assert [path.name for path in tmp_path.iterdir()] == ["ca.pem"]
+
+
 if __name__ == "__main__":
     SCHEMA.write_text(json.dumps(schema(), indent=1, sort_keys=True) + "\n")

@@ -15,11 +15,31 @@ from enginefleet_api.jobs import BuildRequest, FetchRequest, StoreRef
 
 from ..store import layout
 
+REGION = "us-east-1"
+"""Where nothing else is said."""
+Steps = Iterator[tuple[str, str, str]]
+"""(title, explanation, command)"""
+
 
 def steps(
     verdict: Verdict, store: StoreRef, build: BuildRecord | None, manifest: PreparedManifest | None, request: BuildRequest | None
-) -> Iterator[tuple[str, str, str]]:
-    """(title, explanation, command)"""
+) -> Steps:
+    """Each can be run alone, in a shell of its own."""
+    for title, explanation, command in _steps(verdict, store, build, manifest, request):
+        yield title, explanation, "\n".join([*_settings(store), command])
+
+
+def _settings(store: StoreRef) -> Iterator[str]:
+    """What S3 tools, ours too, take from the environment."""
+    if store.ca_bundle:
+        yield f"printf '%s\\n' {quote(store.ca_bundle.strip())} > ca.pem\nexport AWS_CA_BUNDLE=ca.pem"
+    if store.region not in ("", REGION):
+        yield f"export AWS_REGION={quote(store.region)} AWS_DEFAULT_REGION={quote(store.region)}"
+
+
+def _steps(
+    verdict: Verdict, store: StoreRef, build: BuildRecord | None, manifest: PreparedManifest | None, request: BuildRequest | None
+) -> Steps:
     where = f"--store {quote(_folder(store.uri) or store.uri)}" + (f" --endpoint {quote(store.endpoint)}" if store.endpoint else "")
     yield (
         "Make this page again",
@@ -48,7 +68,7 @@ def steps(
         yield from _again(manifest, request)
 
 
-def _again(manifest: PreparedManifest, request: BuildRequest) -> Iterator[tuple[str, str, str]]:
+def _again(manifest: PreparedManifest, request: BuildRequest) -> Steps:
     """From the model as given to a verdict, in a new store."""
     keys = [f"The prepared key must be {manifest.prepared_key}"]
     keys += [f"the baseline's {request.baseline_key}"] if request.baseline_key else []
@@ -63,16 +83,22 @@ def _again(manifest: PreparedManifest, request: BuildRequest) -> Iterator[tuple[
     )
     file = f"cat > spec.json <<'END'\n{json.dumps(spec(manifest, request), indent=1)}\nEND"
     yield "Prepare the model again", explanation, "\n".join([file, *_endpoint(request), *commands])
-    if request.backend != "onnxruntime":
-        return
     flags = {"--prepared": request.prepared_key, "--partner": partner, "--baseline": request.baseline_key, "--store": "again"}
-    flags["--provider"] = request.execution_provider
+    if request.backend == "onnxruntime":
+        flags["--provider"] = request.execution_provider
+    else:
+        capability = str(request.recipe.get("computeCapability", ""))
+        flags |= {"--backend": request.backend, "--python": request.python, "--compute-capability": capability}
     explanation = (
         f"Of what the step before left in ./again. On a device with the same fingerprint the engine key is {request.engine_key},"
         f" the gate key {request.gate_key}. It ends with exit code 0 for Pass, 40 for Fail, 41 for Inconclusive."
     )
     words = ["enginefleet build --spec spec.json", *(f"{flag} {quote(value)}" for flag, value in flags.items() if value)]
     yield "Build and judge it again", explanation, "\n".join([*_endpoint(request), " ".join(words)])
+
+
+NO_SETTINGS = ("profiles", "precision", "computeCapability")
+"""Fields of a recipe that spec.build has not."""
 
 
 def spec(manifest: PreparedManifest, request: BuildRequest) -> dict[str, Any]:
@@ -86,7 +112,7 @@ def spec(manifest: PreparedManifest, request: BuildRequest) -> dict[str, Any]:
         made["validation"] |= {"digest": source.digest} if source and source.digest else {}
     made["preprocessing"] = _given(request.preprocessing) if request.preprocessing else {}
     made["benchmark"] = _given(request.benchmark)
-    made["build"] = {"threads": request.recipe["threads"]} if "threads" in request.recipe else {}
+    made["build"] = {name: value for name, value in request.recipe.items() if name not in NO_SETTINGS}
     return {name: value for name, value in made.items() if value}
 
 
