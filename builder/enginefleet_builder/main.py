@@ -148,7 +148,10 @@ def _build_request(request: Path | None, as_json: bool, prepared: str | None, fl
                 prepared_key=prepared,
                 partner_key=flags["partner"],
                 baseline_key=flags["baseline"],
+                backend=flags["backend"],
                 provider=flags["provider"],
+                python=flags["python"],
+                compute_capability=flags["compute_capability"],
             ) | {"name": by_hand.name_of(flags["spec"]), "holder": by_hand.holder(), "timeoutSeconds": flags["timeout"]}
     return _request(BuildRequest, request, hand, as_json)
 
@@ -177,7 +180,10 @@ def _needed(value: str | None, flag: str) -> str:
 Prepared = Annotated[str | None, typer.Option(help="Prepared key, from the report of prepare.")]
 Partner = Annotated[str | None, typer.Option(help="Prepared key of the same model in FP32: what minSpeedup is measured against.")]
 BaselineKey = Annotated[str | None, typer.Option(help="Baseline key, from the report of prepare.")]
-Provider = Annotated[str, typer.Option(help="CPU, CUDA, …")]
+Backend = Annotated[Literal["onnxruntime", "tensorrt", "tensorrt-rtx"], typer.Option(help="What builds and runs the engine.")]
+Provider = Annotated[str, typer.Option(help="Of ONNX Runtime: CPU, CUDA, …")]
+Interpreter = Annotated[str, typer.Option(help="The interpreter that owns the bindings of TensorRT.")]
+Capability = Annotated[str, typer.Option(help="Build for a GPU of this compute capability that is not here; TensorRT for RTX only.")]
 Threads = Annotated[str | None, typer.Option(help="Threads of the engine, or auto (the default).")]
 
 
@@ -189,7 +195,10 @@ def build(
     prepared: Prepared = None,
     partner: Partner = None,
     baseline: BaselineKey = None,
+    backend: Backend = "onnxruntime",
     provider: Provider = "CPU",
+    python: Interpreter = "python3",
+    compute_capability: Capability = "",
     threads: Threads = None,
     store: Store = None,
     endpoint: Endpoint = "",
@@ -214,7 +223,10 @@ def judge(
     prepared: Prepared = None,
     partner: Partner = None,
     baseline: BaselineKey = None,
+    backend: Backend = "onnxruntime",
     provider: Provider = "CPU",
+    python: Interpreter = "python3",
+    compute_capability: Capability = "",
     threads: Threads = None,
     store: Store = None,
     endpoint: Endpoint = "",
@@ -261,7 +273,7 @@ def probe(
     as_json: AsJson = False,
     backend: Annotated[str | None, typer.Option(help="onnxruntime, tensorrt or tensorrt-rtx; by default all that are here.")] = None,
     provider: Provider = "CPU",
-    python: Annotated[str, typer.Option(help="The interpreter that owns the bindings of TensorRT.")] = "python3",
+    python: Interpreter = "python3",
 ) -> None:
     """Say what this machine is: its fingerprint under each runtime that is here, what of it is unknown, and how the GPU is at this moment."""
     in_job = backend is None and (request is not None or REQUEST_VARIABLE in os.environ)

@@ -5,8 +5,10 @@ Nothing of it can run here, so every verdict is Inconclusive and no pod gets an 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from enginefleet_builder.io import Cancellation, Progress
 from enginefleet_builder.prepare import model as models
 from enginefleet_builder.store import layout
 from localcluster.s3 import S3Server
-from tests.builder.rtx import MNIST, VARIANTS, Job, Site, deep
+from tests.builder.rtx import DIGITS, MNIST, VARIANTS, Job, Site, deep
 
 CAPABILITIES = ("8.6", "8.9")
 VARIANT_NAMES = ("fp32", "fp16", "int8-max")
@@ -91,6 +93,38 @@ def test_an_engine_is_built_published_read_back_and_left_open(
     assert standing is not None
     assert (Answer.INCONCLUSIVE, report.blob, []) == (standing[1].answer, standing[1].blob, standing[1].latency)
     assert _claim(site, request).expires == "0"
+
+
+def test_it_is_built_by_hand_too(site: Site, digits: PrepareReport, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps({"inputs": [DIGITS.to_json_dict()], "build": {"optimizationLevel": 2}}))
+    words = [
+        "build",
+        "--spec",
+        str(spec),
+        "--prepared",
+        digits.prepared[1].prepared_key,
+        "--store",
+        site.store.uri,
+        "--endpoint",
+        site.store.endpoint,
+    ]
+    words += ["--backend", "tensorrt-rtx", "--compute-capability", "8.9", "--json"]
+    environment = dict(site.image.env) | site.credentials
+    ran = subprocess.run(
+        [site.python, "-m", "enginefleet_builder.main", *words], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 41, ran.stderr
+    report = BuildReport.model_validate(json.loads(ran.stdout))
+    assert report.reasons == ["nothing was run: the engine was built without a GPU, for compute capability 8.9"]
+    refused = subprocess.run(
+        [site.python, "-m", "enginefleet_builder.main", *words, "--threads", "2"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "tensorrt-rtx has no use for threads" in refused.stdout + refused.stderr
 
 
 def test_the_files_that_were_built_from_are_fp16_and_quantized(site: Site, digits: PrepareReport, tmp_path: Path) -> None:
