@@ -187,6 +187,15 @@ def test_another_file_is_refused_with_what_it_is(tmp_path: Path, data: bytes, wo
         inspect(written(tmp_path, data))
 
 
+@pytest.mark.parametrize("data", [b"hi\n", bytes(range(1, 200)), b"version https://git-lfs.github.com/spec/v1\n", None])
+def test_a_file_of_unknown_kind_is_answered_with_all_kinds_that_are_known(tmp_path: Path, data: bytes | None) -> None:
+    """Files, and a folder of such."""
+    file = written(tmp_path, b"hi\n" if data is None else data, "model.plan")
+    with pytest.raises(PermanentError) as caught:
+        inspect(tmp_path if data is None else file)
+    assert all(kind in caught.value.hint for kind in (".onnx", "plan of TensorRT", "Ultralytics", "timing cache", "archive", "engine.json"))
+
+
 def served(folder: Path, file: str, data: bytes, blob: bytes) -> Path:
     (folder / file).write_bytes(data)
     manifest = EngineManifest(

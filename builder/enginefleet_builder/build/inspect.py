@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -18,6 +20,10 @@ from ..sources import model_files
 from ..store.base import sha256_of
 
 MOST_MANIFEST = 1 << 20
+KNOWN = (
+    "What can be told: an ONNX model (.onnx), a plan of TensorRT or TensorRT for RTX (.plan, .engine), an engine of Ultralytics (.engine),"
+    " a timing cache, an archive of TensorRT, and the folder of a model or of a fetched engine (engine.json)."
+)
 
 
 def inspect(path: Path) -> dict[str, Any]:
@@ -26,10 +32,25 @@ def inspect(path: Path) -> dict[str, Any]:
     `path`: a file, or a folder with one model or with an engine as `enginefleet fetch` leaves it. Raises PermanentError `NotAModel` (says what
     the file is), `ModelNotFound`, `ModelAmbiguous`, and what reading an ONNX file raises.
     """
-    if path.is_dir():
-        manifest = _manifest(path / MANIFEST)
-        return _onnx_or_engine(model_files(path)) if manifest is None else _served(path, manifest)
-    return _onnx_or_engine(path)
+    if not path.is_dir():
+        return _onnx_or_engine(path)
+    manifest = _manifest(path / MANIFEST)
+    if manifest is not None:
+        return _served(path, manifest)
+    with _hinting():
+        file = model_files(path)
+    return _onnx_or_engine(file)
+
+
+@contextmanager
+def _hinting() -> Iterator[None]:
+    """Whoever reads a model wants one and hints at nothing else; here other kinds will do."""
+    try:
+        yield
+    except PermanentError as error:
+        if error.reason not in ("NotAModel", "ModelNotFound", "ModelTruncated"):
+            raise
+        raise PermanentError(error.reason, error.message, KNOWN) from error
 
 
 def _onnx_or_engine(path: Path) -> dict[str, Any]:
@@ -39,7 +60,8 @@ def _onnx_or_engine(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise PermanentError("ModelNotFound", f"{path.name} cannot be read: {error.strerror}.", "Correct its permissions.") from error
     if found is None:
-        return _onnx(path)
+        with _hinting():
+            return _onnx(path)
     told = {"file": path.name, "kind": found.pop("kind"), "size": path.stat().st_size, "sha256": sha256_of(path)} | found
     if "payloadOffset" in told:
         told["payload"]["sha256"] = engine_files.sha256_from(path, told["payloadOffset"])
