@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from enginefleet_api import fingerprint
 from enginefleet_api.errors import EnvironmentFault, PermanentError
@@ -21,6 +22,7 @@ from enginefleet_builder.device import observe
 from enginefleet_builder.device.files import HostFiles
 from enginefleet_builder.fetch import check_device
 from enginefleet_builder.io import Cancellation, progress_for
+from enginefleet_builder.main import app
 from enginefleet_builder.worker import libraries
 from tests.builder.standins.build import Standins, interpreter, library
 from tests.hosts.trees import plant
@@ -200,7 +202,7 @@ def test_a_debian_package_tells_the_version_that_it_installed(tmp_path: Path) ->
             lambda s: (s.tensorrt("libnvinfer.so.8", "8.5", "-DWHOLE=8502"), (s.folder / "libnvinfer.so.8").unlink()),
             "cannot open shared object",
         ),
-        (lambda s: s.python.unlink(), "python cannot be started: No such file or directory"),
+        (lambda s: s.python.unlink(), "python cannot be started: there is no such program"),
     ],
     ids=["no bindings", "a crash while it loads", "another library", "bindings without their library", "no such interpreter"],
 )
@@ -210,6 +212,13 @@ def test_a_tensorrt_that_cannot_be_loaded_is_said_why(make: Any, words: str, sta
         device.facts(str(standins.python), "tensorrt")
     assert caught.value.reason == "RuntimeMissing"
     assert words in caught.value.message
+
+
+def test_an_interpreter_that_is_not_there_is_told_before_a_gpu_that_is_not(tmp_path: Path) -> None:
+    (tmp_path / "python").write_text("may not be run")
+    for python in ("/nowhere", str(tmp_path / "python")):
+        told = CliRunner().invoke(app, ["probe", "--backend", "tensorrt", "--python", python])
+        assert (told.exit_code, f"RuntimeMissing (environment): {python} cannot be started" in told.output) == (43, True), told.output
 
 
 def test_what_a_stand_in_says_equals_no_fingerprint_of_the_real_thing(standins: Standins) -> None:

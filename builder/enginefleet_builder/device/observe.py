@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -75,12 +76,14 @@ def facts(python: str, module: str, *, cross: str | None = None, files: HostFile
     `python`: the interpreter that owns `module`. `cross`: a compute capability that an engine is built for without such a GPU; then no GPU is looked
     for. Raises EnvironmentFault `NoGPU`, `RuntimeMissing`.
     """
+    # before GPUs: what a person typed wrongly is told on a machine without one, too
+    if shutil.which(python) is None:
+        raise _no_runtime(f"{python} cannot be started: there is no such program, or it may not be run")
     seen = {} if cross else cuda()
     found: dict[str, Any] = {"gpus": [fingerprint.cross_gpu(cross)] if cross else gpus(seen)}
     library = ask([python, "-s", "-B", str(WORKER / "libraries.py"), module])
     if library.get("error"):
-        hint = "Name an image that has it in HardwareClass runtime.image, and its interpreter in runtime.python."
-        raise EnvironmentFault("RuntimeMissing", f"{library['error']}.", hint)
+        raise _no_runtime(library["error"])
     backend = "tensorrt-rtx" if module.startswith("tensorrt_rtx") else "tensorrt"
     found |= {"backend": backend, "backendVersion": library["version"], "cudaMajor": library["cudaMajor"]}
     if library["libraries"]:
@@ -91,6 +94,11 @@ def facts(python: str, module: str, *, cross: str | None = None, files: HostFile
     if marks:
         found["simulated"] = ", ".join(dict.fromkeys(marks))
     return found
+
+
+def _no_runtime(why: str) -> EnvironmentFault:
+    hint = "Name an image that has it in HardwareClass runtime.image, and its interpreter in runtime.python; by hand the interpreter in --python."
+    return EnvironmentFault("RuntimeMissing", f"{why}.", hint)
 
 
 @dataclass(frozen=True, slots=True)
