@@ -174,7 +174,7 @@ def test_paths_become_uris_and_uris_stay() -> None:
 
 
 def test_building_what_was_not_prepared_says_what_to_do(tmp_path: Path) -> None:
-    done = run("build", "--store", str(tmp_path / "store"), "--prepared", "f" * 64)
+    done = run("build", "--store", str(tmp_path), "--prepared", "f" * 64)
     assert done.returncode == 42
     assert "PreparedMissing" in done.stderr
     assert "enginefleet prepare" in done.stderr
