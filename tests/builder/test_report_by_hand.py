@@ -106,6 +106,11 @@ def test_all_that_was_asked_is_on_the_page_and_gives_the_same_keys_digest_and_an
     assert page.label == "int8-repaired"
     assert len(page.exclude) == 2
 
+    spec = json.loads(next(step.command for step in page.steps if step.title.startswith("Prepare")).split("END")[1].strip("'\n"))
+    assert [spec[name]["digest"] for name in ("model", "calibration", "validation")] == [
+        prepared[name] for name in ("model", "calibration", "validation")
+    ]
+
     reader = tmp_path / "reader"
     reader.mkdir()
     steps = Reader(reader).follow(page, "Prepare the model again", "Build and judge it again")

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from enginefleet_api.base import Contract
-from enginefleet_api.documents import Answer, BuildRecord, PreparedManifest, Verdict
+from enginefleet_api.documents import Answer, Baseline, BuildRecord, PreparedManifest, Verdict
 from enginefleet_api.jobs import BuildRequest, FetchRequest, StoreRef
 
 from ..store import layout
@@ -22,10 +22,15 @@ Steps = Iterator[tuple[str, str, str]]
 
 
 def steps(
-    verdict: Verdict, store: StoreRef, build: BuildRecord | None, manifest: PreparedManifest | None, request: BuildRequest | None
+    verdict: Verdict,
+    store: StoreRef,
+    build: BuildRecord | None,
+    manifest: PreparedManifest | None,
+    request: BuildRequest | None,
+    baseline: Baseline | None = None,
 ) -> Steps:
     """Each can be run alone, in a shell of its own."""
-    for title, explanation, command in _steps(verdict, store, build, manifest, request):
+    for title, explanation, command in _steps(verdict, store, build, manifest, request, baseline):
         yield title, explanation, "\n".join([*_settings(store), command])
 
 
@@ -38,7 +43,12 @@ def _settings(store: StoreRef) -> Iterator[str]:
 
 
 def _steps(
-    verdict: Verdict, store: StoreRef, build: BuildRecord | None, manifest: PreparedManifest | None, request: BuildRequest | None
+    verdict: Verdict,
+    store: StoreRef,
+    build: BuildRecord | None,
+    manifest: PreparedManifest | None,
+    request: BuildRequest | None,
+    baseline: Baseline | None = None,
 ) -> Steps:
     where = f"--store {quote(_folder(store.uri) or store.uri)}" + (f" --endpoint {quote(store.endpoint)}" if store.endpoint else "")
     yield (
@@ -65,10 +75,10 @@ def _steps(
             _with_request("fetch", _fetch_request(build, verdict, request)) + "\nenginefleet inspect ./engine",
         )
     if manifest is not None and manifest.spec and request is not None:
-        yield from _again(manifest, request)
+        yield from _again(manifest, request, baseline)
 
 
-def _again(manifest: PreparedManifest, request: BuildRequest) -> Steps:
+def _again(manifest: PreparedManifest, request: BuildRequest, baseline: Baseline | None) -> Steps:
     """From the model as given to a verdict, in a new store."""
     keys = [f"The prepared key must be {manifest.prepared_key}"]
     keys += [f"the baseline's {request.baseline_key}"] if request.baseline_key else []
@@ -81,7 +91,7 @@ def _again(manifest: PreparedManifest, request: BuildRequest) -> Steps:
         "From the same files, whose digests are checked; --model, --calibration and --validation name copies of yours, under the same names."
         f" {', '.join(keys)}."
     )
-    file = f"cat > spec.json <<'END'\n{json.dumps(spec(manifest, request), indent=1)}\nEND"
+    file = f"cat > spec.json <<'END'\n{json.dumps(spec(manifest, request, baseline), indent=1)}\nEND"
     yield "Prepare the model again", explanation, "\n".join([file, *_endpoint(request), *commands])
     flags = {"--prepared": request.prepared_key, "--partner": partner, "--baseline": request.baseline_key, "--store": "again"}
     if request.backend == "onnxruntime":
@@ -101,7 +111,7 @@ NO_SETTINGS = ("profiles", "precision", "computeCapability")
 """Fields of a recipe that spec.build has not."""
 
 
-def spec(manifest: PreparedManifest, request: BuildRequest) -> dict[str, Any]:
+def spec(manifest: PreparedManifest, request: BuildRequest, baseline: Baseline | None = None) -> dict[str, Any]:
     """What `--spec` takes to prepare, build and judge as it was done: all that keys are made of, data pinned by digest where that is known."""
     made = {**manifest.spec, "precision": manifest.precision}
     if request.inputs:
@@ -109,7 +119,8 @@ def spec(manifest: PreparedManifest, request: BuildRequest) -> dict[str, Any]:
     if request.validation is not None:
         source = request.validation_source
         made["validation"] = _given(request.validation) | {"uri": source.uri if source else request.validation.uri}
-        made["validation"] |= {"digest": source.digest} if source and source.digest else {}
+        digest = baseline.validation if baseline else source.digest if source else None
+        made["validation"] |= {"digest": digest} if digest else {}
     made["preprocessing"] = _given(request.preprocessing) if request.preprocessing else {}
     made["benchmark"] = _given(request.benchmark)
     made["build"] = {name: value for name, value in request.recipe.items() if name not in NO_SETTINGS}

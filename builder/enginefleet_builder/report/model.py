@@ -113,7 +113,7 @@ def report_of(sources: Sources) -> ReportData:
         notes=lines(manifest.notes if manifest else []),
         steps=[
             Step(title=title, explanation=explanation, command=command)
-            for title, explanation, command in by_hand.steps(verdict, sources.store, build, manifest, request)
+            for title, explanation, command in by_hand.steps(verdict, sources.store, build, manifest, request, sources.baseline)
         ],
         request=by_hand.judge_request(request) if request else None,
     )
