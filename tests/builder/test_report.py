@@ -18,6 +18,7 @@ from enginefleet_api.base import Contract
 from enginefleet_api.documents import Answer, WorstSample
 from enginefleet_api.judging import AccuracyAcceptance, Benchmark, OperatingPoint, PacedRun, SpeedAcceptance, Subgroups, Validation
 from enginefleet_api.keys import gate_thresholds
+from enginefleet_api.resources import EngineBuildSpec, EngineBuildStatus, EngineStoreSpec
 from enginefleet_builder.backends.base import NodeRun
 from enginefleet_builder.gate.verdict import decide
 from enginefleet_builder.report import by_hand
@@ -599,6 +600,21 @@ def test_a_stores_region_and_authority_are_set_before_each_command(tmp_path: Pat
         )
         assert shown.stdout == "eu-central-1\n" + bundle
     assert [path.name for path in tmp_path.iterdir()] == ["ca.pem"]
+
+
+def test_the_docs_ask_a_cluster_for_fields_that_there_are() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
+    asked = {
+        line.split()[2]: set(re.findall(r"\.(spec|status)\.(\w+)", line)) for line in text.splitlines() if line.startswith("kubectl get ")
+    }
+    parts: dict[str, dict[str, type[Contract]]] = {
+        "enginebuilds": {"spec": EngineBuildSpec, "status": EngineBuildStatus},
+        "enginestore": {"spec": EngineStoreSpec},
+    }
+    assert set(asked) == set(parts)
+    for kind, fields in asked.items():
+        assert fields
+        assert all(name in {field.alias for field in parts[kind][part].model_fields.values()} for part, name in fields)
 
 
 if __name__ == "__main__":
