@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginefleet_api.documents import Accuracy, Answer, AtOperatingPoint, Latency, Part, Speedup
+from enginefleet_api.documents import Accuracy, Answer, AtOperatingPoint, Latency, Part, Speedup, Spread
 from enginefleet_api.resources import AccuracyAcceptance, OperatingPoint, PythonMetric, SpeedAcceptance, Subgroups, Validation
 from enginefleet_builder.gate.verdict import decide, samples_needed
 
@@ -51,6 +51,17 @@ def faster(speedup: str, low: str) -> Speedup:
     return Speedup(batch=1, speedup=speedup, interval=[low, "9.000"], partner=speed()[0], engine=speed()[0], blocks=20)
 
 
+def marked(*marks: str, p95: str = "5.000", sustained: bool = False) -> list[Latency]:
+    """Within 12 ms and 96/s unless `p95` says otherwise; `sustained`: of a run that lasted longer than a minute."""
+    (plain,) = speed(p95)
+    first = Spread(p50="3.000", p95="3.500", p99="4.000", iterations=10_000) if sustained else None
+    return [plain.model_copy(update={"marks": list(marks) or None, "first": first})]
+
+
+HOT = "throttled: the GPU's clocks were held down (thermal)"
+OTHERS = "shared: other processes on the GPU before the engine was loaded: 2"
+COLD = "unsettled: after 20 s of warm-up runs were still getting faster"
+LIMITS = SpeedAcceptance(p95="12ms", throughput="96")
 NIGHT = Subgroups(column="scene", required=["night"])
 POINT = {"operating_point": OperatingPoint(confidence="0.35", max_recall_drop="0.01")}
 DETECTION: dict[str, Any] = {"task": "detection", "metric": "map50"}
@@ -231,6 +242,57 @@ TABLE: list[tuple[str, dict[str, Any], Answer, str]] = [
         {"latency": speed("NaN"), "speed": SpeedAcceptance(p95="12ms")},
         INCONCLUSIVE,
         "p95 at batch 1 is NaN",
+    ),
+    *(
+        (
+            f"is inconclusive when times within the limits were {mark.partition(':')[0]}",
+            {"latency": marked(mark), "speed": LIMITS},
+            INCONCLUSIVE,
+            f"p95 and throughput at batch 1 cannot be judged: {mark}",
+        )
+        for mark in (HOT, OTHERS, COLD)
+    ),
+    (
+        "is inconclusive, not failed, when times above the limit were taken beside others",
+        {"latency": marked(OTHERS, p95="50.000"), "speed": SpeedAcceptance(p95="12ms")},
+        INCONCLUSIVE,
+        f"p95 at batch 1 cannot be judged: {OTHERS}",
+    ),
+    ("tells every doubt", {"latency": marked(HOT, OTHERS), "speed": LIMITS}, INCONCLUSIVE, f"cannot be judged: {HOT}; {OTHERS}"),
+    ("asks nothing of times that nobody limits", {"latency": marked(HOT, OTHERS, COLD)}, PASS, "top1 0.9650 is at least"),
+    (
+        "fails for accuracy, however doubtful its times",
+        {"accuracy": accuracy(value="0.912000"), "latency": marked(HOT), "speed": LIMITS},
+        FAIL,
+        "below the minimum",
+    ),
+    (
+        "passes throttled times of a sustained run, which is there to show them",
+        {"latency": marked(HOT, sustained=True), "speed": LIMITS},
+        PASS,
+        "p95 5.0000 ms at batch 1 is within 12.0000 ms",
+    ),
+    (
+        "fails throttled times of a sustained run that are too slow",
+        {"latency": marked(HOT, p95="50.000", sustained=True), "speed": LIMITS},
+        FAIL,
+        "p95 50.0000 ms at batch 1 is above the limit 12.0000 ms",
+    ),
+    (
+        "is inconclusive when somebody else ran beside a sustained run",
+        {"latency": marked(HOT, OTHERS, sustained=True), "speed": LIMITS},
+        INCONCLUSIVE,
+        f"p95 and throughput at batch 1 cannot be judged: {OTHERS}",
+    ),
+    (
+        "is inconclusive for a speed-up of throttled engines, sustained or not",
+        {
+            "speed": SpeedAcceptance(min_speedup="1.5"),
+            "latency": marked(sustained=True),
+            "speedup": faster("1.800", "1.700").model_copy(update={"marks": [HOT]}),
+        },
+        INCONCLUSIVE,
+        f"minSpeedup at batch 1 cannot be judged: {HOT}",
     ),
     ("cannot judge a speed-up alone", {"speed": SpeedAcceptance(min_speedup="1.5")}, INCONCLUSIVE, "minSpeedup was not measured"),
     (
