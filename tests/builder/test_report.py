@@ -348,6 +348,14 @@ def test_what_was_not_measured_has_no_part() -> None:
     assert "not measured" not in words
 
 
+def test_a_doubtful_speed_up_is_marked_where_it_stands_first() -> None:
+    speedup = records.full_verdict()["speedup"].model_copy(update={"marks": ["shared: seen"]})
+    found = judged(speedup=speedup, thresholds={"speed": {"minSpeedup": "1.5"}})
+    assert "30 pairs of blocks shared" in found.words("dl")
+    assert "speed-up at batch 1, shared : seen ." in found.words("main")
+    assert "least speed-up against FP32 1.5 2.4100 , shared" in found.words("main")
+
+
 def test_outputs_alone_and_in_a_batch_and_outputs_that_are_no_numbers_are_told() -> None:
     words = judged().words("main")
     assert (

@@ -82,7 +82,7 @@ def test_all_that_was_asked_of_speed_is_measured_and_shown(bench: Bench, prepare
     for words in (
         "200 a second, batch 1",
         "end to end at batch 1",
-        "processes that ran or waited",
+        "load (1, 5, 15 minutes)",
         "of its process",
         "nodes on CPU",
         "alone and in a batch",

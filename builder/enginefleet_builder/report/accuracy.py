@@ -33,7 +33,7 @@ LIMITS = {
     "batchSizes": "batch sizes",
     "sustained": "under load for",
     "paced.rate": "samples a second from cameras",
-    "paced.duration": "for",
+    "paced.duration": "that rate for",
     "endToEnd": "decoding and preprocessing too",
     "cudaGraph": "from a CUDA graph",
     "speed.batchSize": "speed at batch",
@@ -158,7 +158,8 @@ def _consistency(found: Consistency | None) -> Content:
         return None
     sizes = ", ".join(map(str, found.batches))
     told = f"The same {found.samples} samples alone and in a batch ({sizes}): least cosine {short(found.cosine_min, 6)}, largest difference"
-    return e("p", f"{told} {short(found.max_abs_error)}; worst at ", text(found.worst), ".")
+    differs = number(found.max_abs_error) != 0
+    return e("p", f"{told} {short(found.max_abs_error)}", ("; worst at ", text(found.worst)) if differs else None, ".")
 
 
 def _named(row: Precision) -> Content:

@@ -32,7 +32,7 @@ NAMES = {
     "memoryUsed": "GPU memory in use",
     "memoryTotal": "GPU memory",
     "cuda": "newest CUDA of the driver",
-    "load": "processes that ran or waited (1, 5, 15 minutes)",
+    "load": "load (1, 5, 15 minutes)",
     "cpuClock": "CPU clocks",
     "cpuGovernor": "CPU governor",
 }

@@ -111,6 +111,7 @@ def _tiles(data: ReportData) -> Iterable[Element]:
             f"{short(data.speedup.speedup, 2)} ×",
             interval(data.speedup.interval),
             f"{data.speedup.blocks} pairs of blocks",
+            ", ".join(speed.marked(data.speedup)),
         )
     if data.size is not None:
         memory = data.memory.get("device")

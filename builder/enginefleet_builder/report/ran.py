@@ -65,7 +65,13 @@ def _providers(data: ReportData) -> Content:
         return None
     shares = [(name, nodes, str(Decimal(nodes) / total)) for name, nodes in data.providers.items()]
     rows = [(text(f"nodes on {name}"), bar(WHOLE, share), percent(share), count(nodes)) for name, nodes, share in shares]
-    return table("by execution provider of ONNX Runtime", ["", "share of the nodes", "nodes", "number"], rows, numbers=(2, 3), plot=1)
+    return table(
+        "nodes of the model by execution provider of ONNX Runtime",
+        ["", "share of the nodes", "nodes", "number"],
+        rows,
+        numbers=(2, 3),
+        plot=1,
+    )
 
 
 def _excluded(data: ReportData) -> Content:

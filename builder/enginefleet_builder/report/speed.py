@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from xml.etree.ElementTree import Element
 
-from enginefleet_api.documents import EndToEnd, Latency, Spread
+from enginefleet_api.documents import EndToEnd, Latency, Speedup, Spread
 
 from .cells import count, interval, percent, short, stored, table
 from .data import ReportData, number
@@ -69,7 +69,7 @@ def end_to_end(data: ReportData) -> Content:
     )
 
 
-def marked(row: Latency) -> list[str]:
+def marked(row: Latency | Speedup) -> list[str]:
     """Kinds of a figure's marks; see conditions.MEANING."""
     return sorted({mark.partition(":")[0] for mark in row.marks or []})
 
