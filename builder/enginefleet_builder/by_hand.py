@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from enginefleet_api import fingerprint, identity
+from enginefleet_api.documents import PreparedManifest
 from enginefleet_api.errors import PermanentError
 from enginefleet_api.jobs import Source, StoreRef
 from enginefleet_api.keys import gate_key_of, ignored_settings, recipe_of
@@ -211,7 +212,7 @@ def build_request(
         hint = "Run `enginefleet prepare`; its report names the key."
         raise PermanentError("PreparedMissing", f"no prepared model {prepared_key} in {store_ref['uri']}.", hint)
     if baseline_key is not None and asked.validation is not None:
-        _require_baseline(records, baseline_key, asked, asked.validation)
+        _require_baseline(records, baseline_key, asked, asked.validation, manifest)
     if unused := ignored_settings(asked.build, backend):
         raise PermanentError("BadRequest", f"spec.build: {backend} has no use for {', '.join(unused)}.", "Leave it out.")
     facts = facts_here(runtime_facts(backend, provider, python, cross=compute_capability or None))
@@ -238,7 +239,7 @@ def build_request(
     }
 
 
-def _require_baseline(records: Records, key: str, asked: ModelDeploymentSpec, validation: Validation) -> None:
+def _require_baseline(records: Records, key: str, asked: ModelDeploymentSpec, validation: Validation, manifest: PreparedManifest) -> None:
     """Before anything is built: in a cluster keys follow from the spec, by hand they are typed.
 
     Raises PermanentError `BaselineMissing`, `BaselineMismatch`.
@@ -250,6 +251,13 @@ def _require_baseline(records: Records, key: str, asked: ModelDeploymentSpec, va
     if found is None:
         hint = "Run `enginefleet prepare` with --validation; its report names the baseline's key."
         raise PermanentError("BaselineMissing", f"no baseline {key} in the store.", hint)
+    # that of an exported model is of how it was exported, too
+    told = manifest.spec.get("model") or {}
+    if told and not told.get("export") and found.model != manifest.source_model:
+        message = (
+            f"the baseline {key[:12]}… is of the model {found.model[:19]}…, expected {manifest.source_model[:19]}…: the prepared one's."
+        )
+        raise PermanentError("BaselineMismatch", message, "Give the baseline key of the same report as the prepared key.")
     require_metric(validation, found)
     same = keys.baseline_key(model=found.model, dataset=found.validation, validation=validation, preprocessing=asked.preprocessing)
     if same != key:

@@ -222,6 +222,16 @@ def test_by_hand_a_baseline_that_does_not_fit_is_refused_before_anything_is_buil
     assert not list(bench.records.store.list("blobs/"))
 
 
+def test_by_hand_a_baseline_of_another_model_is_refused(bench: Bench, prepared: PrepareReport) -> None:
+    bench.give(classifier(outlier=1.0))
+    other = bench.prepare()
+    keys = ["--prepared", other.prepared[0].prepared_key, "--baseline", str(prepared.baseline_key), "--store", bench.store.uri]
+    told = CliRunner().invoke(app, ["judge", *keys, "--validation", str(bench.validation)])
+    assert (told.exit_code, f"is of the model {prepared.model[:19]}…, expected {other.model[:19]}…" in told.output) == (42, True), (
+        told.output
+    )
+
+
 def test_by_hand_the_manifests_name_comes_to_the_server(bench: Bench, prepared: PrepareReport, tmp_path: Path) -> None:
     """From `build --spec` by the commands of the report into engine.json."""
     spec = tmp_path / "spec.yaml"
