@@ -11,6 +11,7 @@ from pathlib import Path
 
 from enginefleet_api import fingerprint, identity
 from enginefleet_api.jobs import BuildRequest, PrepareRequest, Source, StoreRef
+from enginefleet_api.judging import PacedRun
 from enginefleet_api.keys import gate_key_of
 from enginefleet_api.resources import AccuracyAcceptance, Benchmark, Calibration, SpeedAcceptance, Validation
 from enginefleet_api.variants import Variant
@@ -23,7 +24,9 @@ from enginefleet_builder.report.job import make_report
 
 HERE = Path(__file__).resolve().parent
 VARIANTS = [Variant(precision="fp32"), Variant(precision="int8", method="max"), Variant(precision="int8", method="entropy")]
-BENCHMARK = Benchmark(batch_sizes=[1, 16], acceptance=SpeedAcceptance(batch_size=1, p95="50ms"))
+BENCHMARK = Benchmark(
+    batch_sizes=[1, 16], acceptance=SpeedAcceptance(batch_size=1, p95="50ms"), paced=PacedRun(rate="30", duration="5s"), end_to_end=True
+)
 
 
 def main(folder: Path, target: Path) -> None:
