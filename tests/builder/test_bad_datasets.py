@@ -338,6 +338,20 @@ FOLDERS = [
         "DataSetMismatch",
         "expected one subfolder a class, or train/ and val/",
     ),
+    Bad(
+        "yolo in a folder of its own for classes",
+        "classification",
+        lambda root: (data.yolo(root / "pets"), (root / "pets" / "data.yaml").rename(root / "data.yaml")),
+        "DataSetMismatch",
+        "a data set for detection or segmentation",
+    ),
+    Bad(
+        "yolo without its pictures for classes",
+        "classification",
+        lambda root: data.write(root / "data.yaml", "names: [cat]\n"),
+        "DataSetMismatch",
+        "a data set for detection or segmentation",
+    ),
     Bad("coco for classes", "classification", data.coco, "DataSetMismatch", "a data set for detection or segmentation"),
     Bad("masks for classes", "classification", data.masks, "DataSetMismatch", "a data set for detection or segmentation"),
     Bad(

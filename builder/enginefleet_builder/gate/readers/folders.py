@@ -86,7 +86,7 @@ def _open_labelled(root: Path, preprocessor: Preprocessor, task: Task) -> Datase
     if place != root:
         # classes are numbered over all parts: one of them may be without pictures of some
         folders = sorted({name for part in _class_folders(root) for name in _class_folders(root / part)})
-    if set(folders) & BOXES and set(folders) <= BOXES | SPLITS:
+    if _for_boxes(root, set(folders)):
         raise _boxes(root)
     if len(folders) > 1 and set(folders) <= SPLITS:
         raise mismatch(f"the folder holds {content(root)}: parts of a data set, no classes; expected one subfolder a class")
@@ -104,6 +104,13 @@ def _open_labelled(root: Path, preprocessor: Preprocessor, task: Task) -> Datase
         notes.append(f"no pictures of {len(empty)} of {len(classes)} classes: {listed(empty)}")
     labels = np.array([label for _, label in files], np.int64)
     return picture_set(root, [file for file, _ in files], preprocessor, labels=labels, classes=classes, notes=notes)
+
+
+def _for_boxes(root: Path, folders: set[str]) -> bool:
+    if folders & BOXES and folders <= BOXES | SPLITS:
+        return True
+    described = any((root / name).is_file() for name in ("data.yaml", "data.yml"))
+    return described and (not folders or any((root / folder / name).is_dir() for folder in folders for name in (IMAGES, "labels")))
 
 
 def _boxes(root: Path) -> PermanentError:
