@@ -11,9 +11,13 @@ from numpy.typing import NDArray
 
 from enginefleet_api.documents import TensorSpec
 from enginefleet_builder.backends.base import Timed
-from enginefleet_builder.gate import latency
+from enginefleet_builder.gate import end_to_end, latency
 from enginefleet_builder.gate.arrays import Array
+from enginefleet_builder.gate.bootstrap import Scores
 from enginefleet_builder.gate.latency import bound, compare_blocks, late, settled, summarize
+from enginefleet_builder.gate.preprocessing import Preprocessor
+from enginefleet_builder.gate.samples import Dataset
+from enginefleet_builder.gate.tasks import Record
 
 Times = NDArray[np.float64]
 
@@ -80,7 +84,7 @@ def test_a_speed_up_is_the_median_over_pairs_of_blocks(noise: float) -> None:
     assert found == compare_blocks(2, blocks, [np.full(10, 0.025)] * 20, seed=1)
 
 
-# ---- the order of runs
+# ---- the order of runs, and stages around the model
 
 
 @dataclass
@@ -161,3 +165,37 @@ def test_a_partner_that_is_the_engine_itself_is_as_fast() -> None:
     marked = summarize(4, np.full(10, 0.01)).model_copy(update={"marks": ["shared: others"]})
     found = latency.itself(marked)
     assert ("1.000", ["1.000", "1.000"], 4, None) == (found.speedup, found.interval, found.batch, found.engine.marks)
+
+
+@pytest.mark.parametrize(("shape", "measured"), [((3, 4), True), ((7, 6), False), ((), False)])
+def test_stages_of_a_batch_need_outputs_with_a_batch_axis(shape: tuple[int, ...], measured: bool) -> None:
+    """Three pictures a batch: their predictions are read one by one, from the data set's beginning again when it ends."""
+
+    class Answering(Clockwork):
+        def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+            assert (3, 4) == feeds["x"].shape
+            return {"y": np.zeros(shape, np.float32)}
+
+    read: list[int] = []
+
+    class Reading:
+        rises = False
+
+        def record(self, outputs: Mapping[str, Array], index: int, shape: Sequence[int]) -> Record:
+            assert ((4,), (4,)) == (outputs["y"].shape, tuple(shape))
+            read.append(index)
+            return {}
+
+        def scores(self, records: Sequence[Record], indices: Sequence[int]) -> Scores:
+            raise NotImplementedError
+
+        def loss(self, before: Record, after: Record, index: int) -> tuple[float, str]:
+            raise NotImplementedError
+
+    dataset = Dataset(4, None, (), lambda _: {"": np.zeros(4, np.float32)})
+    engine = Answering(0.010, inputs=[TensorSpec(name="x", dtype="float32", shape=[None, 4])])
+    found = end_to_end.measure(engine, dataset, Reading(), Preprocessor.of(None), 3, lambda: None)
+    assert measured is (found is not None)
+    if found is not None:
+        assert ("10.000", None, end_to_end.ROUNDS) == (found.infer.p50, found.decode, found.whole.iterations)
+        assert [0, 1, 2, 3, 0, 1] == read[:6]
