@@ -138,13 +138,22 @@ def test_names_are_text_whatever_stands_in_them(hostile: str) -> None:
     worst = [WorstSample(index=0, identity=hostile, loss="1.0", why=hostile, engine={"label": hostile}, baseline={hostile: 1})]
     harmless = [WorstSample(index=0, identity="x", loss="1.0", why="x", engine={"label": "x"}, baseline={"x": 1})]
 
+    full = records.full_verdict()
+
     def with_name(name: str, samples: list[WorstSample]) -> Page:
         accuracy = records.accuracy(classes=0).model_copy(update={"classes": [records.part(name, drop=0.1)]})
-        engine = records.judged(
-            **(records.full_verdict() | {"accuracy": accuracy, "worst": samples, "reasons": [name], "context": {name: name}})
-        )
+        alike = full["accuracy"].consistency.model_copy(update={"worst": name})
+        accuracy = accuracy.model_copy(update={"not_finite": {name: 1}, "consistency": alike})
+        measured = [row.model_copy(update={"marks": [f"{name}: {name}"], "bound": name, "enqueue": name}) for row in full["latency"]]
+        changes = {"accuracy": accuracy, "worst": samples, "reasons": [name], "context": {name: name}, "latency": measured}
+        engine = records.judged(**(full | changes | {"memory": {name: 7}, "conditions": {"idle": {name: name}}}))
+        assert engine.build is not None
         assert engine.manifest is not None
-        engine = replace(engine, manifest=engine.manifest.model_copy(update={"variant": name, "notes": [name], "recipe": {name: name}}))
+        engine = replace(
+            engine,
+            build=engine.build.model_copy(update={"providers": {name: 3}, "excluded": [name]}),
+            manifest=engine.manifest.model_copy(update={"variant": name, "notes": [name], "recipe": {name: name}}),
+        )
         layers = summarize([NodeRun(name, ["float"], ["float"], 1.0)], source=name, batch=1, runs=1)
         request = records.request().model_copy(update={"name": name, "execution_provider": name})
         return made(engine=engine, layers=layers, device=name, warnings=[name], request=request)
@@ -179,6 +188,10 @@ def test_10_000_classes_make_a_short_table_that_says_how_many_are_left_out() -> 
 def test_a_report_of_much_of_everything_stays_small() -> None:
     many = [f"{number} {'long ' * 1000}" for number in range(500)]
     verdict = records.full_verdict() | {"reasons": many, "context": {line[:300]: line for line in many}}
+    verdict["conditions"] = {moment: {line[:2000]: line for line in many} for moment in ("idle", "before", "after", "never")}
+    verdict["latency"] = [row.model_copy(update={"marks": many}) for row in records.full_latency() * 8]
+    verdict["memory"] = dict.fromkeys(many, 1)
+    verdict["accuracy"] = verdict["accuracy"].model_copy(update={"not_finite": dict.fromkeys(many, 1)})
     verdict["worst"] = [
         WorstSample(index=index, identity="i" * 5000, loss="1", why="w" * 5000, engine={"x": "y" * 9000}) for index in range(200)
     ]
@@ -327,7 +340,7 @@ def test_the_machine_before_and_after_and_the_memory_of_the_engine_are_told() ->
     assert "GPU clocks held down no no thermal" in words
     assert "processes on the GPU 2 3 3" in words
     assert "future x – –" in words
-    assert "The loaded engine holds 412.0 MB on the device, 1.1 GB of its process." in words
+    assert "The loaded engine holds 412.0 MB on the device , 1.1 GB of its process ." in words
 
 
 def test_what_was_not_measured_has_no_part() -> None:

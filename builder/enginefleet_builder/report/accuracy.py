@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element
 from enginefleet_api.documents import Consistency, Part
 
 from .cells import SIGNS, count, interval, short, size, stored, table, text
-from .data import MOST_PARTS, Precision, ReportData, Worst, number
+from .data import Precision, ReportData, Worst, number
 from .graphs import Scale, estimate, outline, overlay, scale_of
 from .markup import Content
 from .markup import element as e
@@ -147,7 +147,7 @@ def _outputs(data: ReportData) -> Content:
         e("p", f"{found.broken} samples gave NaN or infinite outputs; they count as wrong.") if found.broken else None,
         [
             e("p", "Output ", e("code", text(name)), f" holds NaN or infinite values where FP32's does not, in {count(samples)} samples.")
-            for name, samples in list((found.not_finite or {}).items())[:MOST_PARTS]
+            for name, samples in (found.not_finite or {}).items()
         ],
         _consistency(found.consistency),
     )

@@ -50,13 +50,17 @@ def conditions(data: ReportData) -> Content:
         e(
             "p",
             "The loaded engine holds ",
-            ", ".join(f"{size(held)} {MEMORY.get(where, where)}" for where, held in data.memory.items()),
+            [_held(*item, first=not place) for place, item in enumerate(data.memory.items())],
             ".",
         )
         if data.memory
         else None,
         stored(data, verdict="latency.marks, conditions, memory"),
     )
+
+
+def _held(where: str, held: int, *, first: bool) -> Content:
+    return "" if first else ", ", f"{size(held)} ", text(MEMORY.get(where, where))
 
 
 def _marks(data: ReportData) -> Iterator[Content]:

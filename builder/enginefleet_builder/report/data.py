@@ -25,6 +25,8 @@ NAME = 300
 """Bytes of one name."""
 MOST_DIGITS = 30
 MOST_WORST = 24
+MOST_BATCHES = 16
+MOST_MARKS = 8
 MOST_BOXES = 30
 SHOWN_CONFIDENCE = "0.25"
 """As gate/tasks/detection.py has it."""

@@ -9,17 +9,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
-from enginefleet_api.documents import Accuracy, Baseline, Latency, Metric, Part, Verdict, WorstSample
+from enginefleet_api.documents import Accuracy, Baseline, Latency, Metric, Part, Speedup, Verdict, WorstSample
 from enginefleet_api.jobs import BuildRequest, StoreRef, clip
 from enginefleet_api.keys import GATE_DEFAULTS
 
 from ..store import layout
 from . import by_hand
 from .data import (
+    MOST_BATCHES,
     MOST_BOXES,
     MOST_FACTS,
+    MOST_MARKS,
     MOST_PARTS,
     MOST_PRECISIONS,
     MOST_WORST,
@@ -41,6 +43,7 @@ from .layers import Layers, wider
 
 INSPECTED = "engine inspector"
 """The record of what the library itself says of the layers."""
+Figure = TypeVar("Figure", Latency, Speedup)
 MIN_INSTANCES = GATE_DEFAULTS["minInstances"]
 
 
@@ -94,10 +97,10 @@ def report_of(sources: Sources) -> ReportData:
         groups_left_out=max(0, len(accuracy.groups) - MOST_PARTS) if accuracy else 0,
         precisions=precisions[:MOST_PRECISIONS],
         precisions_left_out=max(0, len(precisions) - MOST_PRECISIONS),
-        latency=[_bounded_latency(item) for item in verdict.latency],
-        speedup=verdict.speedup,
+        latency=[_bounded_marks(item) for item in verdict.latency[:MOST_BATCHES]],
+        speedup=_bounded_marks(verdict.speedup) if verdict.speedup else None,
         worst=[_worst(item, sources.pictures, _confidence(verdict)) for item in verdict.worst[:MOST_WORST]],
-        memory=dict(list(verdict.memory.items())[:MOST_FACTS]),
+        memory={clip(name, NAME): held for name, held in list(verdict.memory.items())[:MOST_FACTS]},
         conditions=machine(verdict.conditions),
         layers=sources.layers,
         wider=wider(sources.layers, manifest.precision) if sources.layers and manifest else None,
@@ -136,15 +139,20 @@ def _precision(judged: Judged, this: bool) -> Precision:
         time=verdict.time,
         size=judged.build.size if judged.build else None,
         accuracy=verdict.accuracy.headline() if verdict.accuracy else None,
-        latency=[item.headline() for item in verdict.latency],
-        speedup=verdict.speedup,
+        latency=[_bounded_marks(item).headline() for item in verdict.latency[:MOST_BATCHES]],
+        speedup=_bounded_marks(verdict.speedup) if verdict.speedup else None,
     )
 
 
 def _bounded(accuracy: Accuracy | None) -> Accuracy | None:
     if accuracy is None:
         return None
-    return accuracy.model_copy(update={"classes": _parts(accuracy.classes), "groups": _parts(accuracy.groups)})
+    changes: dict[str, Any] = {"classes": _parts(accuracy.classes), "groups": _parts(accuracy.groups)}
+    if accuracy.not_finite is not None:
+        changes["not_finite"] = {clip(name, NAME): samples for name, samples in list(accuracy.not_finite.items())[:MOST_PARTS]}
+    if accuracy.consistency is not None:
+        changes["consistency"] = accuracy.consistency.model_copy(update={"worst": clip(accuracy.consistency.worst, NAME)})
+    return accuracy.model_copy(update=changes)
 
 
 def _parts(parts: Sequence[Part]) -> list[Part]:
@@ -157,8 +165,8 @@ def _parts(parts: Sequence[Part]) -> list[Part]:
     return [part.model_copy(update={"name": clip(part.name, NAME)}) for part in sorted(parts, key=order)[:MOST_PARTS]]
 
 
-def _bounded_latency(latency: Latency) -> Latency:
-    return latency if latency.marks is None else latency.model_copy(update={"marks": lines(latency.marks)})
+def _bounded_marks(figure: Figure) -> Figure:
+    return figure.model_copy(update={"marks": [clip(mark, NAME) for mark in figure.marks[:MOST_MARKS]]}) if figure.marks else figure
 
 
 def _bounded_metric(metric: Metric) -> Metric:
@@ -240,7 +248,7 @@ def _row(
     of: str = "",
     marks: Sequence[str] | None = None,
 ) -> Row:
-    kinds = sorted({mark.partition(":")[0] for mark in marks or []})
+    kinds = sorted({clip(mark, NAME).partition(":")[0] for mark in (marks or [])[:MOST_MARKS]})
     return path, Threshold(field=path, limit="", measured=value, of=of, interval=list(interval), samples=samples, marks=kinds)
 
 
