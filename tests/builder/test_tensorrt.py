@@ -146,7 +146,7 @@ def test_from_a_model_to_outputs_through_the_worker(python: str, model: Path, wo
     assert isinstance(backend, TimingCaching)
     built = backend.build(model, RECIPE, work, shown, timing_cache_out=work / "cache")
     assert built.file.read_bytes() == b"a plan"
-    assert (work / "cache").read_bytes() == b"cache"
+    assert (work / "cache").read_bytes() == b"timing cache of 8.6.0"
     assert backend.versions()["tensorrt"] == "8.6.0"
     assert "TensorRT 8.6.0: build" in shown.stages
     # what the library prints to standard output is in the log, and no frame

@@ -1,7 +1,7 @@
 """Strict doubles of TensorRT's Python module, one a recorded release: exactly the names that the real one has, and an unknown one raises.
 
-What they do is little: they keep what was asked for, and an engine doubles its input. The numbers of enum members are unlike the real ones and
-unlike from release to release, so that code which goes by number fails.
+What they do is little: they keep what was asked for, and an engine doubles its input (tests/builder/standins/computing.py has one that computes).
+The numbers of enum members are unlike the real ones and unlike from release to release, so that code which goes by number fails.
 """
 
 from __future__ import annotations
@@ -82,6 +82,22 @@ class Strict:
         self.was_set[name] = value
 
 
+class Cache(Strict):
+    """A timing cache, which is as bytes a line with its release, then one a tactic that was measured."""
+
+    tactics: set[str]
+
+    def __init__(self, names: Mapping[str, set[str]], header: str, tactics: Sequence[str]) -> None:
+        held = set(tactics)
+
+        def combine(other: Cache, _ignore_mismatch: bool) -> bool:
+            held.update(other.tactics)
+            return True
+
+        super().__init__(names, "ITimingCache", serialize=lambda: "\n".join([header, *sorted(held)]).encode(), combine=combine)
+        object.__setattr__(self, "tactics", held)
+
+
 class Now:
     """A property: asked for, it is computed."""
 
@@ -111,23 +127,37 @@ ENUMS = (
 )  # fmt: skip
 
 
+NUMPY = {"FLOAT": "float32", "HALF": "float16", "BF16": "uint16", "INT32": "int32", "INT64": "int64", "INT8": "int8", "BOOL": "bool"}
+
+
 class Tensor:
     def __init__(self, name: str, shape: Sequence[int], dtype: str = "FLOAT", shape_tensor: bool = False) -> None:
         self.name, self.shape, self.dtype, self.is_shape_tensor = name, list(shape), dtype, shape_tensor
 
 
 class Double(SimpleNamespace):
-    """The module. `asked` keeps what was done, by word; `inputs`: of the network and of every engine; `says`: lines that a build logs."""
+    """The module. `asked` keeps what was done, by word; `inputs`, `outputs`: of the network and of every engine; `says`: lines that a build logs.
+
+    A subclass may build another plan, and compute with it: `_made`, `_opened`, `_computed`, `_shape_of`, `_tactics`.
+    """
 
     asked: dict[str, Any]
 
     def __init__(
-        self, release: str, *, inputs: Sequence[Tensor] = (), says: Sequence[tuple[str, str]] = (), fails: str = "", dlas: int = 0
+        self,
+        release: str,
+        *,
+        inputs: Sequence[Tensor] = (),
+        outputs: Sequence[Tensor] = (),
+        says: Sequence[tuple[str, str]] = (),
+        fails: str = "",
+        dlas: int = 0,
     ) -> None:
         names = surface_of(release)
         super().__init__(asked={"flags": set(), "profiles": [], "pools": {}}, release=release)
         self.__version__, self._dlas = release, dlas
         self._names, self._inputs, self._says, self._fails = names, list(inputs) or [Tensor("x", [-1, 4])], says, fails
+        self._outputs = list(outputs) or [Tensor("y", self._inputs[0].shape, self._inputs[0].dtype)]
         for kind in ENUMS:
             if kind in names:
                 # other numbers in every release
@@ -193,9 +223,7 @@ class Double(SimpleNamespace):
             "set_memory_pool_limit": lambda pool, size: self.asked["pools"].update({pool.name: size}),
             "set_tactic_sources": lambda bits: self.asked.update(tactics=self._bits("TacticSource", bits)),
             "add_optimization_profile": self._add_profile,
-            "create_timing_cache": lambda data: (
-                None if data == b"damaged" else Strict(self._names, "ITimingCache", serialize=lambda: b"cache")
-            ),
+            "create_timing_cache": self._cache,
             "set_timing_cache": lambda cache, mismatch: self.asked.update(cache=cache, mismatch=mismatch) is None,
             "get_timing_cache": lambda: self.asked["cache"],
             "can_run_on_DLA": lambda layer: layer < 2,
@@ -203,6 +231,16 @@ class Double(SimpleNamespace):
         }
         self.config = Strict(self._names, "IBuilderConfig", **does)
         return self.config
+
+    def _cache(self, data: bytes) -> Cache | None:
+        """None for bytes that are no cache of this release; none at all make a new one."""
+        first, *known = data.decode(errors="replace").splitlines() or [self._cache_header()]
+        if first != self._cache_header():
+            return None
+        return Cache(self._names, first, known)
+
+    def _cache_header(self) -> str:
+        return f"timing cache of {self.release}"
 
     def _profile(self) -> Strict:
         shapes: dict[str, Any] = {}
@@ -229,7 +267,19 @@ class Double(SimpleNamespace):
             watching.phase_finish("Timing")
             assert watching.step_complete("Building", 0)
             watching.phase_finish("Building")
-        return None if self._fails == "build" else b"a plan"
+        if self._fails == "build":
+            return None
+        if cache := self.asked.get("cache"):
+            cache.tactics.update(self._tactics())
+        return self._made()
+
+    def _made(self) -> bytes:
+        """The plan that a build gives."""
+        return b"a plan"
+
+    def _tactics(self) -> set[str]:
+        """What a build measures, or finds in its timing cache."""
+        return set()
 
     # ---- running ----
 
@@ -237,20 +287,33 @@ class Double(SimpleNamespace):
         self._logger = logger
         return Strict(self._names, "Runtime", deserialize_cuda_engine=self._deserialize)
 
+    def _opened(self, plan: bytes) -> bool:
+        """Whether it is a plan, whose tensors are this object's from now on."""
+        return plan == b"a plan"
+
+    def _computed(self, feeds: dict[str, Any]) -> dict[str, Any]:
+        """Outputs of a run; `feeds`: the inputs that lie on the device."""
+        (given, *_) = feeds.values()
+        return {"y": (given[given > 0] if self._fails == "data-dependent" else given) * 2}
+
+    def _shape_of(self, _output: str, given: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+        return (-1,) if self._fails == "data-dependent" else given[self._inputs[0].name]
+
     def _deserialize(self, data: bytes) -> Strict | None:
-        if data != b"a plan":
+        if not self._opened(data):
             self._logger.log(SimpleNamespace(name="ERROR"), "incompatible serialization version")
             return None
         ranges = self.asked["profiles"] or [{}]
-        shapes = {tensor.name: tensor.shape for tensor in self._inputs} | {"y": self._inputs[0].shape}
-        dtypes = {tensor.name: tensor.dtype for tensor in self._inputs} | {"y": self._inputs[0].dtype}
+        shapes = {tensor.name: tensor.shape for tensor in (*self._inputs, *self._outputs)}
+        dtypes = {tensor.name: tensor.dtype for tensor in (*self._inputs, *self._outputs)}
+        outputs = {tensor.name for tensor in self._outputs}
         hosted = {tensor.name for tensor in self._inputs if tensor.is_shape_tensor}
         self.engine = Strict(
             self._names,
             "ICudaEngine",
             num_io_tensors=len(shapes),
             get_tensor_name=list(shapes).__getitem__,
-            get_tensor_mode=lambda name: self.TensorIOMode.OUTPUT if name == "y" else self.TensorIOMode.INPUT,
+            get_tensor_mode=lambda name: self.TensorIOMode.OUTPUT if name in outputs else self.TensorIOMode.INPUT,
             get_tensor_shape=shapes.__getitem__,
             get_tensor_dtype=lambda name: getattr(self.DataType, dtypes[name]),
             get_tensor_location=lambda name: self.TensorLocation.HOST if name in hosted else self.TensorLocation.DEVICE,
@@ -285,28 +348,24 @@ class Double(SimpleNamespace):
 
         def execute(_stream: int) -> bool:
             state["runs"] += 1
-            (first, *_), dtype = shapes, np.dtype({"FLOAT": "float32", "INT32": "int32", "HALF": "float16", "BF16": "uint16"}[dtypes["y"]])
-            shape = state["shape"][first]
-            count = int(np.prod(shape))
-            if first not in state["at"]:
+            if any(tensor.name not in state["at"] for tensor in self._inputs):
                 return False
-            given = np.frombuffer(ctypes.string_at(state["at"][first], count * dtype.itemsize), dtype)
-            if "y" in state["allocators"]:
-                allocator = state["allocators"]["y"]
-                kept = given[given > 0]
-                grown = getattr(allocator, "reallocate_output_async", None)
-                size = max(1, kept.nbytes)
-                address = (
-                    grown("y", None, size, 256, 0)
-                    if grown and self.release != "8.6.0"
-                    else allocator.reallocate_output("y", None, size, 256)
-                )
-                allocator.notify_shape("y", (kept.size,))
-                result, target = kept * 2, address
-            else:
-                result, target = given * 2, state["at"]["y"]
-            if result.nbytes:
-                ctypes.memmove(target, result.astype(dtype).tobytes(), result.nbytes)
+            feeds = {}
+            for tensor in self._inputs:
+                if not tensor.is_shape_tensor:
+                    shape, dtype = state["shape"][tensor.name], np.dtype(NUMPY[dtypes[tensor.name]])
+                    content = ctypes.string_at(state["at"][tensor.name], int(np.prod(shape)) * dtype.itemsize)
+                    feeds[tensor.name] = np.frombuffer(content, dtype).reshape(shape)
+            for name, result in self._computed(feeds).items():
+                data = np.ascontiguousarray(result, NUMPY[dtypes[name]])
+                target = state["at"].get(name)
+                if allocator := state["allocators"].get(name):
+                    grown = None if self.release.startswith("8.") else getattr(allocator, "reallocate_output_async", None)
+                    size = max(1, data.nbytes)
+                    target = grown(name, None, size, 256, 0) if grown else allocator.reallocate_output(name, None, size, 256)
+                    allocator.notify_shape(name, data.shape)
+                if data.nbytes:
+                    ctypes.memmove(target, data.tobytes(), data.nbytes)
             if profiler := self.context.was_set.get("profiler"):
                 profiler.report_layer_time("double", 0.25)
             return True
@@ -315,8 +374,8 @@ class Double(SimpleNamespace):
             self._names,
             "IExecutionContext",
             set_input_shape=set_shape,
-            infer_shapes=lambda: [name for name in shapes if name not in state["shape"] and name != "y"],
-            get_tensor_shape=lambda name: (-1,) if self._fails == "data-dependent" and name == "y" else state["shape"][next(iter(shapes))],
+            infer_shapes=lambda: [tensor.name for tensor in self._inputs if tensor.name not in state["shape"]],
+            get_tensor_shape=lambda name: state["shape"][name] if name in state["shape"] else self._shape_of(name, state["shape"]),
             set_tensor_address=lambda name, address: state["at"].update({name: address}) is None,
             set_output_allocator=lambda name, allocator: state["allocators"].update({name: allocator}) is None,
             set_optimization_profile_async=lambda index, _stream: state.update(profile=index) is None,

@@ -26,9 +26,9 @@ def bindings(folder: Path, name: str, soname: str, version: str) -> None:
     (package / "__init__.py").write_text(f"import ctypes\nctypes.CDLL({soname!r})\n__version__ = {version!r}\n")
 
 
-def interpreter(path: Path, site: Path) -> Path:
-    """An interpreter that owns the packages in `site`, as a wrapper: what a HardwareClass names as runtime.python may be one."""
-    path.write_text(f'#!/bin/sh\nexport PYTHONPATH={site}\nexec {sys.executable} "$@"\n')
+def interpreter(path: Path, *sites: Path) -> Path:
+    """An interpreter that owns the packages in `sites`, as a wrapper: what a HardwareClass names as runtime.python may be one."""
+    path.write_text(f'#!/bin/sh\nexport PYTHONPATH={":".join(map(str, sites))}\nexec {sys.executable} "$@"\n')
     path.chmod(0o755)
     return path
 

@@ -1,11 +1,11 @@
 /* A stand-in for CUDA's driver: device memory is the host's, streams do at once what is enqueued, and a captured graph runs nothing.
-   Blocks have a mark before them, so that an address which is no block, or was freed, ends the process. */
+   Blocks have a mark before them, so that an address which is no block, or was freed, ends the process.
+   -DDEVICES_ELSEWHERE leaves out what tests/builder/standins/cuda.c answers, for a library made of both. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-const char *enginefleet_simulated = "CUDA stand-in of a test";
 static size_t held;
 enum { MARK = 0x600d };
 
@@ -32,9 +32,12 @@ static double now(void) {
 }
 
 size_t standin_held(void) { return held; }
+#ifndef DEVICES_ELSEWHERE
+const char *enginefleet_simulated = "CUDA stand-in of a test";
 int cuInit(unsigned flags) { return getenv("CUDA_STANDIN_NO_GPU") ? 100 : (int)flags; }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = 0; return device ? 101 : attribute < 0; }
+#endif
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = &held; return device; }
 int cuCtxSetCurrent(void *context) { return context == &held ? 0 : 201; }
 int cuMemGetInfo_v2(size_t *free_, size_t *total) { *total = 1 << 30; *free_ = *total - held; return 0; }

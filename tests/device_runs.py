@@ -1,0 +1,138 @@
+"""What tests/gpu/run and tests/jetson/run share: one engine through the build Job on a device, what is told of it, and what must never happen."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from enginefleet_api import fingerprint, identity
+from enginefleet_api.errors import EngineFleetError
+from enginefleet_api.jobs import BuildReport, BuildRequest, PrepareReport, PrepareRequest
+from enginefleet_api.judging import AccuracyAcceptance, Benchmark
+from enginefleet_api.variants import Variant
+from enginefleet_builder.io import PlainProgress
+
+MAX_DROP = "0.02"
+WORKER = b"enginefleet_builder/worker/main.py"
+
+
+def build_request(
+    request: PrepareRequest,
+    prepared: PrepareReport,
+    variant: Variant,
+    *,
+    facts: Mapping[str, Any],
+    recipe: Mapping[str, Any],
+    python: str,
+    batch: int,
+    holder: str,
+) -> BuildRequest:
+    """As an operator asks for it; `batch`: what is timed besides single samples."""
+    here = fingerprint.identify(facts)
+    model = next(item for item in prepared.prepared if item.variant == variant.id)
+    assert request.validation is not None
+    judged = request.validation.model_copy(update={"acceptance": AccuracyAcceptance(max_drop=MAX_DROP)})
+    return BuildRequest(
+        engine_key=identity.engine_key(prepared_model=model.model, recipe=recipe, fingerprint=here),
+        gate_key=identity.gate_key(
+            baseline=prepared.baseline_key or "none", acceptance={"test": holder, "batch": batch, "maxDrop": MAX_DROP}
+        ),
+        baseline_key=prepared.baseline_key,
+        prepared_key=model.prepared_key,
+        prepared_model=model.model,
+        precision=model.precision,
+        backend="tensorrt",
+        python=python,
+        recipe=recipe,
+        fingerprint=here,
+        facts=facts,
+        inputs=request.inputs,
+        preprocessing=request.preprocessing,
+        validation=judged,
+        validation_source=request.validation_source,
+        benchmark=Benchmark(batch_sizes=sorted({1, batch})),
+        store=request.store,
+        holder=holder,
+    )
+
+
+def told(built: BuildReport) -> dict[str, Any]:
+    """What the product says of an engine."""
+    spent = {stage: float(seconds) for stage, seconds in built.durations.items()}
+    row: dict[str, Any] = {"answer": built.answer, "reasons": built.reasons, "bytes": built.size, "warnings": built.warnings}
+    row["durations"] = built.durations
+    if "compile" in spent:
+        row["build_s"] = spent["compile"]
+        row["build_overhead_s"] = round(spent["fetch"] + spent["build"] + spent["publish"] - spent["compile"], 2)
+    if built.accuracy is not None:
+        row |= {"value": built.accuracy.value, "baseline": built.accuracy.baseline, "drop": built.accuracy.drop}
+        row["dropInterval"] = built.accuracy.drop_interval
+    row["latency"] = [item.to_json_dict() for item in built.latency]
+    return row
+
+
+def reason_of(do: Callable[[], object]) -> str:
+    try:
+        do()
+    except EngineFleetError as error:
+        return f"{error.reason}: {error.message}"
+    return "NOTHING WAS SAID"
+
+
+def save(file: Path, data: Mapping[str, Any]) -> None:
+    """As JSON, whole or not at all."""
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(data, indent=1) + "\n")
+    partial.replace(file)
+
+
+def store_folder(request: BuildRequest) -> Path:
+    return Path(request.store.uri.removeprefix("file://"))
+
+
+def blob_file(request: BuildRequest, blob: str) -> Path:
+    digest = blob.removeprefix("sha256:")
+    return store_folder(request) / "blobs" / "sha256" / digest[:2] / digest
+
+
+def forget(request: BuildRequest, blob: str, *, measured: bool = False) -> None:
+    """Take the engine out of the folder store; with `measured` also the timing caches."""
+    shutil.rmtree(store_folder(request) / "engines" / request.engine_key)
+    blob_file(request, blob).unlink()
+    if measured:
+        shutil.rmtree(store_folder(request) / "timing-caches", ignore_errors=True)
+
+
+def workers(parent: int | None = None) -> list[int]:
+    """Processes of TensorRT's worker that run; `parent`: its children alone."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            line, status = (folder / "cmdline").read_bytes(), (folder / "status").read_text()
+        except OSError:
+            continue
+        mine = parent is None or re.search(rf"^PPid:\t{parent}$", status, re.MULTILINE)
+        if WORKER in line and mine:
+            found.append(int(folder.name))
+    return found
+
+
+class Killing(PlainProgress):
+    """Kills the worker as soon as TensorRT has told how far its build is, of each build again. `killed`: process ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.killed: list[int] = []
+
+    def show(self, stage: str, done: float | None, total: float | None) -> None:
+        super().show(stage, done, total)
+        if stage.endswith(": build") and done:
+            for pid in set(workers(os.getpid())) - set(self.killed):
+                self.killed.append(pid)
+                os.kill(pid, signal.SIGKILL)
