@@ -15,7 +15,7 @@ import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from bench import accuracy
 from enginefleet_api import fingerprint
 from enginefleet_api.errors import EngineFleetError
 from enginefleet_api.flavours import flavour_of, precision_refused
-from enginefleet_api.jobs import BuildReport, BuildRequest, PrepareReport, PrepareRequest
+from enginefleet_api.jobs import BuildRequest, PrepareReport, PrepareRequest
 from enginefleet_api.keys import recipe_of
 from enginefleet_api.resources import BuildSettings
 from enginefleet_api.variants import Variant
@@ -134,14 +134,12 @@ def run(jetson: Jetson, record: Record, variants: Sequence[Variant]) -> int:
             failed += 1
             continue
         record.add_case({"precision": variant.id, **told(built), **evidence(request)})
-        proven = (request, built)
-    if proven is None:
-        return failed
-    for name, check in CHECKS.items():
-        record.say(f"check {name}")
-        found = check(jetson, *proven)
-        record.add(name, found)
-        record.say(f"check {name}: {found}")
+        proven = request
+    if proven is not None:
+        record.say("kill a build in the middle")
+        found = killed(jetson, proven)
+        record.add("kill", found)
+        record.say(f"kill: {found}")
         failed += not found["ok"]
     return failed
 
@@ -154,15 +152,7 @@ def evidence(request: BuildRequest) -> dict[str, Any]:
     return {name: verdict.get(name) for name in ("memory", "conditions", "consistency") if verdict.get(name)}
 
 
-def check_timing_cache(jetson: Jetson, request: BuildRequest, built: BuildReport) -> dict[str, Any]:
-    """The same engine again, with what the first build measured."""
-    forget(request, built.blob)
-    again = build(request, PlainProgress(), jetson.watch())
-    spent = [float(report.durations["compile"]) for report in (built, again)]
-    return {"ok": not again.adopted, "first_s": spent[0], "again_s": spent[1], "answer": again.answer}
-
-
-def check_kill(jetson: Jetson, request: BuildRequest, _built: BuildReport) -> dict[str, Any]:
+def killed(jetson: Jetson, request: BuildRequest) -> dict[str, Any]:
     """SIGKILL of the worker in mid-build: what is reported, what is left, and the same request again."""
     blob = next(iter(Records(open_store(request.store)).builds(request.engine_key))).blob
     forget(request, blob, measured=True)
@@ -184,12 +174,6 @@ def check_kill(jetson: Jetson, request: BuildRequest, _built: BuildReport) -> di
         "published": len(published),
         "again": again.answer,
     }
-
-
-CHECKS: Mapping[str, Callable[[Jetson, BuildRequest, BuildReport], dict[str, Any]]] = {
-    "timing_cache": check_timing_cache,
-    "kill": check_kill,
-}
 
 
 def stand_ins(host: str, folder: Path) -> tuple[str, Path]:
@@ -249,7 +233,9 @@ def main(argv: Sequence[str]) -> int:
             record.say(f"{error.reason}: {error.message}\n{error.hint}")
             failed = 1
         record.add("after", device.state(seen, files).text())
-        source = f"invented or as tests/hosts/{options.dry_run}.json says" if simulated else "recorded by tests/jetson/run"
+        source = (
+            f"invented or as tests/hosts/{options.dry_run}.json says" if simulated else "NVIDIA's Jetson Linux, read by tests/jetson/run"
+        )
         save(record.host, files.fixture(DRY if simulated else str(record.data["device"]), source))
         record.add("failed", failed)
         record.say(f"{record.file} and {record.host}" + (f"; {failed} steps FAILED" if failed else ""))
