@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
 
 from tests.builder.standins.build import Standins, interpreter, library
 from tests.contract.doubles import NUMPY, Cache, Double, Strict, Tensor
@@ -66,6 +64,8 @@ class Computing(Double):
         parser = super()._parser(network, logger)
 
         def parse_from_file(path: str) -> bool:
+            import onnx  # when it is needed: most processes ask for the version alone
+
             # data beside the file goes into the plan, too
             self._file: bytes = onnx.load(path).SerializeToString()
             self._open()
@@ -75,6 +75,8 @@ class Computing(Double):
         return parser
 
     def _open(self) -> None:
+        import onnxruntime
+
         quiet = onnxruntime.SessionOptions()  # type: ignore[attr-defined]
         quiet.log_severity_level = 3
         self._session = onnxruntime.InferenceSession(self._file, quiet, providers=["CPUExecutionProvider"])  # type: ignore[attr-defined]
@@ -102,6 +104,8 @@ class Computing(Double):
 
     def _tactics(self) -> set[str]:
         """One a kind of node with its weights' shapes: networks alike share them, as real ones do."""
+        import onnx
+
         model = onnx.load_model_from_string(self._file)
         shapes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
         kinds = (f"{node.op_type}{[shapes.get(name) for name in node.input]}" for node in model.graph.node)
