@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
+import json
 import os
 import platform
 import shutil
@@ -51,7 +52,7 @@ DRY_RUNS = {
     "jetpack-5.1": ("8.5", "Orin|8|7|16|1|0|62840|0000:00:00.0"),
     "jetpack-6.0": ("8.6.0", "Orin|8|7|8|1|0|15656|0000:00:00.0"),
     "jetpack-6.2": ("10.3.0", "Orin|8|7|8|1|0|7620|0000:00:00.0"),
-    "jetpack-7.2": ("10.16.1", "Orin|8|7|8|1|0|7620|0000:00:00.0"),
+    "jetpack-7.2": ("10.16.1", "Orin|8|7|16|1|0|62840|0000:00:00.0"),
 }
 """By the tree of fact files in tests/hosts: the double of TensorRT, and what the stand-in of CUDA says; see tests/builder/standins."""
 DRY = "DRY RUN ON STAND-INS: no Jetson, no GPU and no TensorRT had a part in this. Its figures mean nothing."
@@ -99,7 +100,7 @@ class Record:
     def add_case(self, row: Mapping[str, Any]) -> None:
         self.add("cases", [*self.data.get("cases", []), row])
         shown = ("precision", "failure", "answer", "drop", "build_s", "build_overhead_s", "latency")
-        self.say(str({name: row[name] for name in shown if name in row}))
+        self.say(json.dumps({name: row[name] for name in shown if name in row}))
 
 
 def run(jetson: Jetson, record: Record, variants: Sequence[Variant]) -> int:
@@ -139,7 +140,7 @@ def run(jetson: Jetson, record: Record, variants: Sequence[Variant]) -> int:
         record.say("kill a build in the middle")
         found = killed(jetson, proven)
         record.add("kill", found)
-        record.say(f"kill: {found}")
+        record.say(f"kill: {json.dumps(found)}")
         failed += not found["ok"]
     return failed
 
