@@ -27,7 +27,7 @@ from bench.chain import machine
 from bench.drawn import Draw, normalized, resized
 from enginefleet_api import fingerprint, identity
 from enginefleet_api.errors import EngineFleetError
-from enginefleet_api.jobs import BuildReport, BuildRequest, PrepareReport, PrepareRequest, Source, StoreRef
+from enginefleet_api.jobs import BuildReport, BuildRequest, PrepareReport, PrepareRequest, ResolvedPrepared, Source, StoreRef
 from enginefleet_api.resources import Benchmark, Calibration, InputSpec, Preprocessing, Validation
 from enginefleet_api.variants import rungs
 from enginefleet_builder.build.job import build
@@ -252,27 +252,50 @@ def _row(request: PrepareRequest, judged: Validation, prepared: PrepareReport, s
 
 def _build(request: PrepareRequest, judged: Validation, prepared: PrepareReport) -> BuildReport:
     facts = fingerprint.combine(host_facts(), onnxruntime_facts("CPU"))
-    here, model = fingerprint.identify(facts), prepared.prepared[0]
-    return build(
-        BuildRequest(
-            engine_key=identity.engine_key(prepared_model=model.model, recipe={}, fingerprint=here),
-            gate_key=identity.gate_key(baseline=prepared.baseline_key or "none", acceptance={"bench": "accuracy"}),
-            baseline_key=prepared.baseline_key,
-            prepared_key=model.prepared_key,
-            prepared_model=model.model,
-            precision=model.precision,
-            backend="onnxruntime",
-            fingerprint=here,
-            facts=facts,
-            inputs=request.inputs,
-            preprocessing=request.preprocessing,
-            validation=judged,
-            validation_source=request.validation_source,
-            benchmark=Benchmark(batch_sizes=[1]),
-            store=request.store,
-            holder="bench",
-        ),
-        PlainProgress(),
+    wanted = build_request_for(
+        request,
+        prepared,
+        prepared.prepared[0],
+        facts=facts,
+        recipe={},
+        validation=judged,
+        gate={"bench": "accuracy"},
+        backend="onnxruntime",
+        benchmark=Benchmark(batch_sizes=[1]),
+        holder="bench",
+    )
+    return build(wanted, PlainProgress())
+
+
+def build_request_for(
+    request: PrepareRequest,
+    prepared: PrepareReport,
+    made: ResolvedPrepared,
+    *,
+    facts: Mapping[str, Any],
+    recipe: Mapping[str, Any],
+    validation: Validation,
+    gate: Mapping[str, Any],
+    **how: Any,
+) -> BuildRequest:
+    """Build and judge what `prepared` says was `made` of `request`. `gate`: what the gate key is made of; `how`: the rest of a BuildRequest."""
+    here = fingerprint.identify(facts)
+    return BuildRequest(
+        engine_key=identity.engine_key(prepared_model=made.model, recipe=recipe, fingerprint=here),
+        gate_key=identity.gate_key(baseline=prepared.baseline_key or "none", acceptance=gate),
+        baseline_key=prepared.baseline_key,
+        prepared_key=made.prepared_key,
+        prepared_model=made.model,
+        precision=made.precision,
+        recipe=recipe,
+        fingerprint=here,
+        facts=facts,
+        inputs=request.inputs,
+        preprocessing=request.preprocessing,
+        validation=validation,
+        validation_source=request.validation_source,
+        store=request.store,
+        **how,
     )
 
 

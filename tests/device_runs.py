@@ -8,15 +8,18 @@ import re
 import shutil
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from enginefleet_api import fingerprint, identity
+from bench.accuracy import build_request_for
 from enginefleet_api.errors import EngineFleetError
 from enginefleet_api.jobs import BuildReport, BuildRequest, PrepareReport, PrepareRequest
 from enginefleet_api.judging import AccuracyAcceptance, Benchmark
 from enginefleet_api.variants import Variant
-from enginefleet_builder.io import PlainProgress
+from enginefleet_builder.io import PlainProgress, Progress
+from enginefleet_builder.store import open_store
+from enginefleet_builder.store.records import Records
 
 MAX_DROP = "0.02"
 WORKER = b"enginefleet_builder/worker/main.py"
@@ -34,30 +37,18 @@ def build_request(
     holder: str,
 ) -> BuildRequest:
     """As an operator asks for it; `batch`: what is timed besides single samples."""
-    here = fingerprint.identify(facts)
-    model = next(item for item in prepared.prepared if item.variant == variant.id)
     assert request.validation is not None
-    judged = request.validation.model_copy(update={"acceptance": AccuracyAcceptance(max_drop=MAX_DROP)})
-    return BuildRequest(
-        engine_key=identity.engine_key(prepared_model=model.model, recipe=recipe, fingerprint=here),
-        gate_key=identity.gate_key(
-            baseline=prepared.baseline_key or "none", acceptance={"test": holder, "batch": batch, "maxDrop": MAX_DROP}
-        ),
-        baseline_key=prepared.baseline_key,
-        prepared_key=model.prepared_key,
-        prepared_model=model.model,
-        precision=model.precision,
+    return build_request_for(
+        request,
+        prepared,
+        next(item for item in prepared.prepared if item.variant == variant.id),
+        facts=facts,
+        recipe=recipe,
+        validation=request.validation.model_copy(update={"acceptance": AccuracyAcceptance(max_drop=MAX_DROP)}),
+        gate={"test": holder, "batch": batch, "maxDrop": MAX_DROP},
         backend="tensorrt",
         python=python,
-        recipe=recipe,
-        fingerprint=here,
-        facts=facts,
-        inputs=request.inputs,
-        preprocessing=request.preprocessing,
-        validation=judged,
-        validation_source=request.validation_source,
         benchmark=Benchmark(batch_sizes=sorted({1, batch})),
-        store=request.store,
         holder=holder,
     )
 
@@ -136,3 +127,30 @@ class Killing(PlainProgress):
             for pid in set(workers(os.getpid())) - set(self.killed):
                 self.killed.append(pid)
                 os.kill(pid, signal.SIGKILL)
+
+
+def killed(
+    request: BuildRequest,
+    blob: str,
+    run: Callable[[Progress], BuildReport],
+    meanwhile: AbstractContextManager[None] | None = None,
+) -> dict[str, Any]:
+    """SIGKILL of the worker in mid-build of an engine that was published as `blob`: what is reported, what is left, and the same request again.
+
+    `run`: the build Job. `meanwhile`: around the build that is killed.
+    """
+    forget(request, blob, measured=True)  # with timing caches there would be no time to kill
+    killing = Killing()
+    with meanwhile or nullcontext():
+        said = reason_of(lambda: run(killing))
+    left = workers(os.getpid())
+    published = Records(open_store(request.store)).builds(request.engine_key)
+    again = run(PlainProgress())
+    return {
+        "ok": bool(killing.killed) and not left and not published and not again.adopted,
+        "killed": len(killing.killed),
+        "said": said,
+        "workersLeft": len(left),
+        "published": len(published),
+        "again": again.answer,
+    }

@@ -41,7 +41,13 @@ def holder() -> str:
 
 
 def spec(file: Path | None, flags: Mapping[str, Any]) -> ModelDeploymentSpec:
-    """What a ModelDeployment would say: the manifest in `file` (or nothing), and over it the flags that are given (not None).
+    """See `named_spec`."""
+    return named_spec(file, flags)[0]
+
+
+def named_spec(file: Path | None, flags: Mapping[str, Any]) -> tuple[ModelDeploymentSpec, str]:
+    """What a ModelDeployment would say: the manifest in `file` (or nothing), and over it the flags that are given (not None). And its
+    [namespace/]name, empty where none is told.
 
     `flags` has the form of spec, decimals as text. A path in it or in the file is a file on this machine. Serving, targets and rollout play no
     part. Raises PermanentError `BadRequest` for a manifest that an API server would refuse, and for what is refused together with the flags.
@@ -67,12 +73,11 @@ def spec(file: Path | None, flags: Mapping[str, Any]) -> ModelDeploymentSpec:
     asked = {"model": {"uri": "file:///"}, "targets": [{"hardwareClass": "by-hand"}]} | raw
     if not whole or _merged({}, flags):
         _refuse(where, manifest_rules.problems(_completed(asked), rules=rules))
-    return ModelDeploymentSpec.model_validate(asked)
+    return ModelDeploymentSpec.model_validate(asked), _name_of(manifest)
 
 
-def name_of(file: Path | None) -> str:
-    """[namespace/]name of the ModelDeployment in `file`; empty where none is told. Raises what `spec` raises for a file that cannot be read."""
-    metadata = _manifest(file).get("metadata") if file is not None else None
+def _name_of(manifest: Mapping[str, Any]) -> str:
+    metadata = manifest.get("metadata")
     parts = [metadata.get(part) for part in ("namespace", "name")] if isinstance(metadata, Mapping) else []
     return "/".join(part for part in parts if isinstance(part, str) and part)
 

@@ -142,8 +142,9 @@ def _build_request(request: Path | None, as_json: bool, prepared: str | None, fl
         more = {"requiredClasses": flags["required_class"] or None, "acceptance": acceptance}
         gate = _gate(flags["validation"], flags["task"], flags["metric"], flags["min_samples"], **more)
         with _failing(as_json):
+            asked, name = by_hand.named_spec(flags["spec"], {"build": {"threads": flags["threads"]}} | gate)
             hand = by_hand.build_request(
-                by_hand.spec(flags["spec"], {"build": {"threads": flags["threads"]}} | gate),
+                asked,
                 store_ref=by_hand.store(_needed(flags["store"], "--store"), flags["endpoint"]),
                 prepared_key=prepared,
                 partner_key=flags["partner"],
@@ -152,7 +153,7 @@ def _build_request(request: Path | None, as_json: bool, prepared: str | None, fl
                 provider=flags["provider"],
                 python=flags["python"],
                 compute_capability=flags["compute_capability"],
-            ) | {"name": by_hand.name_of(flags["spec"]), "holder": by_hand.holder(), "timeoutSeconds": flags["timeout"]}
+            ) | {"name": name, "holder": by_hand.holder(), "timeoutSeconds": flags["timeout"]}
     return _request(BuildRequest, request, hand, as_json)
 
 

@@ -16,7 +16,8 @@ import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ from enginefleet_builder.probe import host_facts
 from enginefleet_builder.store import open_store
 from enginefleet_builder.store.records import Records
 from tests.builder.standins.computing import ENDLESS, install
-from tests.device_runs import Killing, build_request, forget, reason_of, save, told, workers
+from tests.device_runs import build_request, killed, save, told
 from tests.hosts.trees import plant
 from tests.jetson.hostrecord import Recording, without_paths
 
@@ -138,7 +139,8 @@ def run(jetson: Jetson, record: Record, variants: Sequence[Variant]) -> int:
         proven = request
     if proven is not None:
         record.say("kill a build in the middle")
-        found = killed(jetson, proven)
+        blob = Records(open_store(proven.store)).builds(proven.engine_key)[0].blob
+        found = killed(proven, blob, lambda progress: build(proven, progress, jetson.watch()), endless())
         record.add("kill", found)
         record.say(f"kill: {json.dumps(found)}")
         failed += not found["ok"]
@@ -153,28 +155,14 @@ def evidence(request: BuildRequest) -> dict[str, Any]:
     return {name: verdict.get(name) for name in ("memory", "conditions", "consistency") if verdict.get(name)}
 
 
-def killed(jetson: Jetson, request: BuildRequest) -> dict[str, Any]:
-    """SIGKILL of the worker in mid-build: what is reported, what is left, and the same request again."""
-    blob = next(iter(Records(open_store(request.store)).builds(request.engine_key))).blob
-    forget(request, blob, measured=True)
-    killing = Killing()
-    os.environ[ENDLESS] = "1"  # a stand-in's build would be over before anybody could kill it; the real one does not know the variable
+@contextmanager
+def endless() -> Iterator[None]:
+    """A stand-in's build would be over before anybody could kill it; the real one does not know the variable."""
+    os.environ[ENDLESS] = "1"
     try:
-        said = reason_of(lambda: build(request, killing, jetson.watch()))
+        yield
     finally:
         del os.environ[ENDLESS]
-    left = workers(os.getpid())
-    published = [record.blob for record in Records(open_store(request.store)).builds(request.engine_key)]
-    again = build(request, PlainProgress(), jetson.watch())
-    ok = bool(killing.killed) and not left and not published and not again.adopted
-    return {
-        "ok": ok,
-        "killed": len(killing.killed),
-        "said": said,
-        "workersLeft": len(left),
-        "published": len(published),
-        "again": again.answer,
-    }
 
 
 def stand_ins(host: str, folder: Path) -> tuple[str, Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import chain
 from shlex import quote
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,8 +31,14 @@ def steps(
     baseline: Baseline | None = None,
 ) -> Steps:
     """Each can be run alone, in a shell of its own."""
-    for title, explanation, command in _steps(verdict, store, build, manifest, request, baseline):
-        yield title, explanation, "\n".join([*_settings(store), command])
+    parts = [_reading(verdict, store)]
+    if request is not None:
+        parts.append(_running(verdict, build, request))
+        if manifest is not None and manifest.spec:
+            parts.append(_again(manifest, request, baseline))
+    settings = list(_settings(store))
+    for title, explanation, command in chain.from_iterable(parts):
+        yield title, explanation, "\n".join([*settings, command])
 
 
 def _settings(store: StoreRef) -> Iterator[str]:
@@ -42,14 +49,8 @@ def _settings(store: StoreRef) -> Iterator[str]:
         yield f"export AWS_REGION={quote(store.region)} AWS_DEFAULT_REGION={quote(store.region)}"
 
 
-def _steps(
-    verdict: Verdict,
-    store: StoreRef,
-    build: BuildRecord | None,
-    manifest: PreparedManifest | None,
-    request: BuildRequest | None,
-    baseline: Baseline | None = None,
-) -> Steps:
+def _reading(verdict: Verdict, store: StoreRef) -> Steps:
+    """What the records in the store say."""
     where = f"--store {quote(_folder(store.uri) or store.uri)}" + (f" --endpoint {quote(store.endpoint)}" if store.endpoint else "")
     yield (
         "Make this page again",
@@ -62,20 +63,21 @@ def _steps(
         _hash(store, layout.blob(verdict.blob)),
     )
     yield "Read the verdict itself", "Every number of this page that is not named otherwise.", _show(store, verdict)
-    if request is not None:
-        yield (
-            "Judge the engine again",
-            "On a device with the same fingerprint: any other is refused. It appends a verdict to the store, and the newest one decides.",
-            _with_request("judge", judge_request(request)),
-        )
-    if build is not None and verdict.answer is Answer.PASS and request is not None:
+
+
+def _running(verdict: Verdict, build: BuildRecord | None, request: BuildRequest) -> Steps:
+    """The engine that was built, on a device of its kind."""
+    yield (
+        "Judge the engine again",
+        "On a device with the same fingerprint: any other is refused. It appends a verdict to the store, and the newest one decides.",
+        _with_request("judge", judge_request(request)),
+    )
+    if build is not None and verdict.answer is Answer.PASS:
         yield (
             "Run the engine yourself",
             "Fetches it into ./engine on such a device, checks it as a serving pod does, and shows what it holds.",
             _with_request("fetch", _fetch_request(build, verdict, request)) + "\nenginefleet inspect ./engine",
         )
-    if manifest is not None and manifest.spec and request is not None:
-        yield from _again(manifest, request, baseline)
 
 
 def _again(manifest: PreparedManifest, request: BuildRequest, baseline: Baseline | None) -> Steps:

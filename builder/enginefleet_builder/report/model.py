@@ -15,6 +15,7 @@ from enginefleet_api.documents import Accuracy, Baseline, Latency, Metric, Part,
 from enginefleet_api.jobs import BuildRequest, StoreRef, clip
 from enginefleet_api.keys import GATE_DEFAULTS
 
+from ..gate.conditions import kinds
 from ..store import layout
 from . import by_hand
 from .data import (
@@ -248,8 +249,8 @@ def _row(
     of: str = "",
     marks: Sequence[str] | None = None,
 ) -> Row:
-    kinds = sorted({clip(mark, NAME).partition(":")[0] for mark in (marks or [])[:MOST_MARKS]})
-    return path, Threshold(field=path, limit="", measured=value, of=of, interval=list(interval), samples=samples, marks=kinds)
+    doubts = sorted(kinds([clip(mark, NAME) for mark in (marks or [])[:MOST_MARKS]]))
+    return path, Threshold(field=path, limit="", measured=value, of=of, interval=list(interval), samples=samples, marks=doubts)
 
 
 def _measured(verdict: Verdict) -> Iterable[Row]:

@@ -11,6 +11,7 @@ from xml.etree.ElementTree import Element
 
 from enginefleet_api.documents import EndToEnd, Latency, Speedup, Spread
 
+from ..gate.conditions import kinds
 from .cells import count, interval, percent, short, stored, table
 from .data import ReportData, number
 from .graphs import Scale, bar, scale_of
@@ -71,7 +72,7 @@ def end_to_end(data: ReportData) -> Content:
 
 def marked(row: Latency | Speedup) -> list[str]:
     """Kinds of a figure's marks; see conditions.MEANING."""
-    return sorted({mark.partition(":")[0] for mark in row.marks or []})
+    return sorted(kinds(row.marks or []))
 
 
 # ---- parts of latency ----

@@ -151,9 +151,12 @@ def build_job(s: Snapshot, action: StartBuild) -> dict[str, Any]:
 
 def _sight(hardware_class: HardwareClass) -> tuple[dict[str, str], ...]:
     """Environment of a pod of ours on a GPU that no device plugin hands out: NVIDIA's runtime shows GPUs to those who ask for them."""
-    spec = hardware_class.spec
-    unheld = hardware_class.runs_on_gpu and not spec.builds.compute_capability and not pods.devices(spec.runtime.resources)
-    return ALL_GPUS if unheld else ()
+    return ALL_GPUS if _needs_gpu(hardware_class) and not pods.devices(hardware_class.spec.runtime.resources) else ()
+
+
+def _needs_gpu(hardware_class: HardwareClass) -> bool:
+    """Whether its pods run something on a GPU: builds for a GPU elsewhere do not."""
+    return hardware_class.runs_on_gpu and not hardware_class.spec.builds.compute_capability
 
 
 def _elsewhere(s: Snapshot, action: StartBuild) -> bool:
@@ -172,11 +175,13 @@ def probe_job(hardware_class: HardwareClass, action: StartProbe, namespace: str,
     A slice of a GPU is held at once: a look at all of them would take the first for the one that the class means.
     """
     spec = hardware_class.spec
-    elsewhere = spec.builds.compute_capability
     request = ProbeRequest(
-        backend=spec.backend, execution_provider=spec.execution_provider, python=spec.runtime.python, compute_capability=elsewhere
+        backend=spec.backend,
+        execution_provider=spec.execution_provider,
+        python=spec.runtime.python,
+        compute_capability=spec.builds.compute_capability,
     )
-    gpu = hardware_class.runs_on_gpu and not elsewhere
+    gpu = _needs_gpu(hardware_class)
     names = [name for wanted in spec.runtime.resources.values() if isinstance(wanted, dict) for name in wanted]
     holds = gpu and (action.attempt % 2 == 0 or any("/mig-" in name for name in names))
     return pods.job(
