@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from enginefleet_api import fingerprint, identity
 from enginefleet_api.documents import PreparedManifest
 from enginefleet_api.errors import PermanentError
+from enginefleet_api.flavours import flavour_of
 from enginefleet_api.jobs import Source, StoreRef
 from enginefleet_api.keys import gate_key_of, ignored_settings, recipe_of
 from enginefleet_api.resources import ModelDeploymentSpec, Validation
@@ -218,9 +219,18 @@ def build_request(
         raise PermanentError("PreparedMissing", f"no prepared model {prepared_key} in {store_ref['uri']}.", hint)
     if baseline_key is not None and asked.validation is not None:
         _require_baseline(records, baseline_key, asked, asked.validation, manifest)
+    if compute_capability and backend != "tensorrt-rtx":
+        message = f"{backend} does not build for a GPU that is not here, expected tensorrt-rtx for compute capability {compute_capability}."
+        raise PermanentError(
+            "BadRequest", message, "Write --backend tensorrt-rtx, or leave --compute-capability out and build where the GPU is."
+        )
     if unused := ignored_settings(asked.build, backend):
         raise PermanentError("BadRequest", f"spec.build: {backend} has no use for {', '.join(unused)}.", "Leave it out.")
     facts = facts_here(runtime_facts(backend, provider, python, cross=compute_capability or None))
+    wanted = flavour_of(backend, str(facts["backendVersion"]))
+    if wanted is not None and manifest.flavour != wanted:
+        message = f"the prepared model is of the flavour {manifest.flavour}, expected {wanted} for {backend} {facts['backendVersion']}."
+        raise PermanentError("BadRequest", message, f"Run `enginefleet prepare` with --flavour {wanted}, and give the key that it prints.")
     here = fingerprint.identify(facts)
     recipe = recipe_of(asked.build, asked.inputs, backend=backend, precision=manifest.precision, compute_capability=compute_capability)
     return sources(asked, "validation") | {

@@ -232,6 +232,14 @@ def test_by_hand_a_baseline_of_another_model_is_refused(bench: Bench, prepared: 
     )
 
 
+def test_by_hand_a_model_that_was_prepared_for_another_backend_is_refused(bench: Bench) -> None:
+    made = bench.prepare(flavours=["tensorrt-10"]).prepared[0]
+    told = CliRunner().invoke(app, ["build", "--prepared", made.prepared_key, "--store", bench.store.uri])
+    assert told.exit_code == 42
+    assert "is of the flavour tensorrt-10, expected onnxruntime" in told.output
+    assert "--flavour onnxruntime" in told.output
+
+
 def test_by_hand_the_manifests_name_comes_to_the_server(bench: Bench, prepared: PrepareReport, tmp_path: Path) -> None:
     """From `build --spec` by the commands of the report into engine.json."""
     spec = tmp_path / "spec.yaml"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,20 @@ def test_a_dry_run_is_not_written_among_the_records() -> None:
     assert done.returncode == 2
     assert "is no record of hardware and is not written below" in done.stdout
     assert sorted(DOCS.rglob("*")) == before
+
+
+@needs_cc
+def test_ctrl_c_says_where_what_was_done_is_to_be_found(tmp_path: Path) -> None:
+    command = [RUN, "--dry-run", "jetpack-6.2", "--out", tmp_path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert any(" prepare fp32" in line for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        told, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"stopped; {tmp_path / 'dry-run.json'} has what was done until then" in told
+    assert "Traceback" not in errors
+    assert json.loads((tmp_path / "dry-run.json").read_text())["failure"].startswith("Stopped")
 
 
 def test_a_machine_without_a_gpu_is_told_so(tmp_path: Path) -> None:

@@ -125,6 +125,16 @@ def test_it_is_built_by_hand_too(site: Site, digits: PrepareReport, tmp_path: Pa
         check=False,
     )
     assert "tensorrt-rtx has no use for threads" in refused.stdout + refused.stderr
+    for backend, message in (
+        ("tensorrt", "tensorrt does not build for a GPU that is not here, expected tensorrt-rtx"),
+        ("onnxruntime", "onnxruntime does not build for a GPU that is not here"),
+    ):
+        other = [backend if word == "tensorrt-rtx" else word for word in words]
+        refused = subprocess.run(
+            [site.python, "-m", "enginefleet_builder.main", *other], env=environment, capture_output=True, text=True, check=False
+        )
+        assert refused.returncode == 42
+        assert message in refused.stdout + refused.stderr
 
 
 def test_the_files_that_were_built_from_are_fp16_and_quantized(site: Site, digits: PrepareReport, tmp_path: Path) -> None:

@@ -192,7 +192,9 @@ def main(argv: Sequence[str]) -> int:
         try:
             runtime = device.facts(python, "tensorrt", files=files)
         except EngineFleetError as error:
-            return refuse(f"{error.reason}: {error.message}\n{error.hint}")
+            return refuse(
+                f"{error.reason}: {error.message}\n{error.hint} Where there is no Jetson, --dry-run HOST shows what would be done."
+            )
         facts = fingerprint.combine(host_facts(files), runtime)
         if "jetson" not in facts:
             return refuse(
@@ -221,6 +223,10 @@ def main(argv: Sequence[str]) -> int:
             record.add("failure", f"{error.reason}: {error.message}")
             record.say(f"{error.reason}: {error.message}\n{error.hint}")
             failed = 1
+        except KeyboardInterrupt:
+            record.add("failure", "Stopped: interrupted before the end")
+            record.say(f"stopped; {record.file} has what was done until then, and the next run begins anew")
+            return 130
         record.add("after", device.state(seen, files).text())
         source = (
             f"invented or as tests/hosts/{options.dry_run}.json says" if simulated else "NVIDIA's Jetson Linux, read by tests/jetson/run"
