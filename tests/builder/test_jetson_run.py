@@ -71,7 +71,7 @@ def test_a_dry_run_is_not_written_among_the_records() -> None:
 
 @needs_cc
 def test_ctrl_c_says_where_what_was_done_is_to_be_found(tmp_path: Path) -> None:
-    command = [RUN, "--dry-run", "jetpack-6.2", "--out", tmp_path]
+    command: list[str | Path] = [RUN, "--dry-run", "jetpack-6.2", "--out", tmp_path]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert any(" prepare fp32" in line for line in process.stdout)
