@@ -72,7 +72,13 @@ def test_a_dry_run_is_not_written_among_the_records() -> None:
 @needs_cc
 def test_ctrl_c_says_where_what_was_done_is_to_be_found(tmp_path: Path) -> None:
     command: list[str | Path] = [RUN, "--dry-run", "jetpack-6.2", "--out", tmp_path]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    # what runs in a shell's background ignores SIGINT, and its children inherit that
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
         assert process.stdout is not None
         assert any(" prepare fp32" in line for line in process.stdout)
         process.send_signal(signal.SIGINT)
