@@ -6,6 +6,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
 RUN := .venv/bin/python
 ARGS ?=
+# the tests start hundreds of Pythons, which would all compile our source anew
+unexport PYTHONDONTWRITEBYTECODE
 SOURCES := crds operator agent builder cli localcluster tools demo bench tests examples
 
 .PHONY: help setup provide demo test check format generate bench lock images clean

@@ -103,8 +103,8 @@ def _pip_of(folder: Path) -> list[str]:
 def make_environment(folder: Path, lock: Path | None, *, stamp: str, project: bool = False, compiled: bool = False) -> None:
     """A virtual environment of this Python with exactly the packages of a lock file (None: none); with `project` this clone too, editable.
 
-    `compiled` writes byte code now: containers see the folder read-only and would compile anew at every start. An existing environment is
-    brought up to date in place: what the lock does not name is removed.
+    `compiled` writes byte code now: containers see the folder read-only, and where PYTHONDONTWRITEBYTECODE is set nobody ever writes any, so that
+    every start would compile anew. An existing environment is brought up to date in place: what the lock does not name is removed.
     """
     program = str(uv())
     python = folder / "bin" / "python"
@@ -177,7 +177,7 @@ def setup() -> None:
             say("making .venv: about 700 MB of packages, 1 to 3 minutes the first time")
         else:
             say("bringing .venv up to date")
-        make_environment(folder, LOCK, stamp=stamp, project=True)
+        make_environment(folder, LOCK, stamp=stamp, project=True, compiled=True)
         say(f".venv is ready after {time.monotonic() - began:.0f}s")
 
 
