@@ -50,7 +50,7 @@ class OnnxRuntime:
             raise PermanentError("ModelTooLarge", f"{found}.", "Use a smaller model, or int8.")
         engine = workdir / ENGINE_FILE
         header = {"do": "build", "model": str(model), "engine": str(engine), "inline": len(files) > 1}
-        with Child(CHILD, progress, self._environment()) as child:
+        with Child(CHILD, progress, _environment(self._provider)) as child:
             placed: dict[str, int] = child.ask(header | self._asked(recipe))[0]["placement"]
             log = child.log()
         warnings = [line for line in log.splitlines() if "[W:onnxruntime" in line][:20]
@@ -60,20 +60,23 @@ class OnnxRuntime:
 
     @contextmanager
     def load(self, engine: Path, recipe: Mapping[str, Any], progress: Progress) -> Iterator[OrtSession]:
-        with Child(CHILD, progress, self._environment()) as child:
+        with Child(CHILD, progress, _environment(self._provider)) as child:
             yield OrtSession(child, {"engine": str(engine), "level": "none"} | self._asked(recipe))
 
     def profile(self, engine: Path, recipe: Mapping[str, Any], feeds: Mapping[str, Array], runs: int, progress: Progress) -> list[NodeRun]:
-        with tempfile.TemporaryDirectory(prefix="profile-") as folder, Child(CHILD, progress, self._environment()) as child:
+        with tempfile.TemporaryDirectory(prefix="profile-") as folder, Child(CHILD, progress, _environment(self._provider)) as child:
             header = {"do": "profile", "engine": str(engine), "runs": runs, "folder": folder}
             return [NodeRun(**node) for node in child.ask(header | self._asked(recipe), feeds)[0]["nodes"]]
 
     def _asked(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
         return {"threads": resolve_threads(str(recipe.get("threads", "auto"))), "provider": self._provider.name, "recipe": dict(recipe)}
 
-    def _environment(self) -> Mapping[str, str]:
-        """TensorRT has no option of ONNX Runtime for TF32, and FP32 means FP32."""
-        return os.environ | ({"NVIDIA_TF32_OVERRIDE": "0"} if self._provider.name == "TensorRT" else {})
+
+def _environment(provider: ExecutionProvider) -> Mapping[str, str]:
+    """NumPy only carries arrays there: threads for its linear algebra would cost a third of the start. TensorRT has no option of ONNX Runtime for
+    TF32, and FP32 means FP32.
+    """
+    return os.environ | {"OPENBLAS_NUM_THREADS": "1"} | ({"NVIDIA_TF32_OVERRIDE": "0"} if provider.name == "TensorRT" else {})
 
 
 class OrtSession:
@@ -100,5 +103,5 @@ class OrtSession:
 @contextmanager
 def open_session(path: Path, threads: str, progress: Progress, level: Level = "none") -> Iterator[OrtSession]:
     """An ONNX file on the CPU, in a child process. Level `none` for engines, `basic` for models as they are given."""
-    with Child(CHILD, progress) as child:
+    with Child(CHILD, progress, _environment(CPU)) as child:
         yield OrtSession(child, {"engine": str(path), "threads": resolve_threads(threads), "level": level, "recipe": {}})

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from enginefleet_api.base import quantity
 from enginefleet_api.errors import PermanentError
 
 Form = Literal["optimized", "context", "model"]
@@ -141,6 +140,9 @@ def _shapes(inputs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _bytes(text: str) -> int:
+    # takes pydantic along, which a process that holds an engine has no use for
+    from enginefleet_api.base import quantity
+
     try:
         return int(quantity(text))
     except ValueError as error:
