@@ -1,6 +1,6 @@
 """What an engineer would write by hand: build one engine with TensorRT's Python API, and time it. The yardstick of tests/gpu/run.
 
-    python handwritten.py build MODEL ENGINE fp32|fp16|int8 BATCH LEVEL CACHE    python handwritten.py time ENGINE BATCH RUNS
+    python handwritten.py build MODEL ENGINE fp32|fp16|int8 BATCH LEVEL CACHE    python handwritten.py time ENGINE BATCH RUNS [quiet]
 
 Prints one JSON line. Needs TensorRT, NumPy and the CUDA runtime ($CUDART or libcudart.so); nothing of EngineFleet.
 """
@@ -48,10 +48,12 @@ def build(model, engine, precision, batch, level, cache):
     return {"seconds": seconds, "bytes": os.path.getsize(engine)}
 
 
-def timed(engine, batch, runs):
+def timed(engine, batch, runs, quiet=False):
     cuda = ctypes.CDLL(os.environ.get("CUDART", "libcudart.so"))
     loaded = trt.Runtime(LOGGER).deserialize_cuda_engine(open(engine, "rb").read())
     context = loaded.create_execution_context()
+    if quiet:  # layers are not named for a profiler
+        context.nvtx_verbosity = trt.ProfilingVerbosity.NONE
     stream = ctypes.c_void_p()
     assert cuda.cudaStreamCreate(ctypes.byref(stream)) == 0
     names = [loaded.get_tensor_name(i) for i in range(loaded.num_io_tensors)]
@@ -77,6 +79,8 @@ if __name__ == "__main__":
     args = sys.argv[2:]
     print(
         json.dumps(
-            build(*args[:3], int(args[3]), int(args[4]), args[5]) if sys.argv[1] == "build" else timed(args[0], int(args[1]), int(args[2]))
+            build(*args[:3], int(args[3]), int(args[4]), args[5])
+            if sys.argv[1] == "build"
+            else timed(args[0], int(args[1]), int(args[2]), "quiet" in args)
         )
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -174,14 +175,18 @@ class TensorRt:
         if alike := remedies.separate_dimensions(proto, recipe.get("profiles") or []):
             notes.append(f"Remedy: dimensions named alike and of unlike size ({', '.join(alike)}) got names of their own.")
             file = remedies.save(proto, model, workdir)
+        lost = 0.0  # seconds of TensorRT's builds that gave no engine
         for tried in range(remedies.MOST_EXCLUSIONS + 1):
+            began = time.monotonic()
             try:
-                return self._built(file, facts_of(proto), recipe, workdir / ENGINE_FILE, caches, progress, notes, excluded)
+                built = self._built(file, facts_of(proto), recipe, workdir / ENGINE_FILE, caches, progress, notes, excluded)
+                return dataclasses.replace(built, compile_seconds=(built.compile_seconds or 0.0) + lost)
             except Unbuilt as error:
                 curable = error.layer and error.cause.reason in remedies.CURABLE and tried < remedies.MOST_EXCLUSIONS
                 cured = remedies.without_layer(proto, error.layer, model.parent) if curable else None
                 if cured is None or not facts_of(cured[0]).quantized:
                     raise error.cause from error
+                lost += time.monotonic() - began
                 proto, nodes = cured
                 excluded += nodes
                 note = (
@@ -371,4 +376,4 @@ def memory_available(meminfo: Path = MEMINFO) -> int | None:
 
 
 def _told(facts: ModelFacts) -> dict[str, Any]:
-    return {**asdict(facts), "types": sorted(facts.types)}
+    return {**dataclasses.asdict(facts), "types": sorted(facts.types)}

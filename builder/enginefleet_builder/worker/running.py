@@ -98,6 +98,8 @@ class Engine:
         self.context = self.engine.create_execution_context()
         if self.context is None:
             raise Failed("load", "no execution context", lines.kept)
+        # an engine built with all its layers' details names each of them for a profiler at every run, which the host pays for
+        self.context.nvtx_verbosity = trt.ProfilingVerbosity.NONE
         self.stream = device.stream()
         self.device_memory = max(0, before - device.free_memory()[0]) or None
         self.names = [self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)]
