@@ -15,7 +15,7 @@ from pydantic import Field
 from .base import Contract
 from .documents import Accuracy, Answer, Latency, Metric
 from .errors import EngineFleetError, FailureClass
-from .resources import Benchmark, Calibration, InputSpec, ModelExport, Preprocessing, Validation
+from .resources import Benchmark, Calibration, InputSpec, ModelExport, Preprocessing, RefusedTarget, Validation
 from .variants import Variant
 
 REQUEST_VARIABLE = "ENGINEFLEET_REQUEST"
@@ -63,6 +63,8 @@ class Source(Contract):
 class PreflightTarget(Contract):
     """A kind of device that the model is checked for. None is unknown: what hangs on it is not checked."""
 
+    id: str = ""
+    """What the report calls it by; empty: its name."""
     name: str
     """Of the HardwareClass, for people."""
     backend: Literal["tensorrt", "tensorrt-rtx", "onnxruntime"]
@@ -127,7 +129,10 @@ class PrepareReport(Contract):
     calibration: str | None = None
     validation: str | None = None
     prepared: list[ResolvedPrepared]
+    refused: list[RefusedTarget] = Field(default_factory=list)
+    """Targets that the model is unfit for. What no target is left for is not in `prepared`."""
     baseline_key: str | None = None
+    """None, too, where nothing was prepared."""
     baseline: Metric | None = None
     advised_samples: int | None = None
     """About how many an engine that is as good as FP32 needs, to pass the gate's maxDrop (builder: gate/advice.py)."""
@@ -319,7 +324,12 @@ class Termination(Contract):
             if baseline is not None and lines <= 8:
                 baseline = baseline.model_copy(update={"per_class": {}, "class_samples": {}, "per_group": {}, "group_samples": {}})
             prepared = report.prepared if lines > 3 else [item.model_copy(update={"exclude": {}}) for item in report.prepared]
-            report = report.model_copy(update={"notes": cut(report.notes), "baseline": baseline, "prepared": prepared})
+            room = text // max(len(report.refused), 1)
+            refused = [
+                item.model_copy(update={"message": clip(item.message, room), "hint": clip(item.hint, room // 2)}) for item in report.refused
+            ]
+            changes = {"notes": cut(report.notes), "baseline": baseline, "prepared": prepared, "refused": refused}
+            report = report.model_copy(update=changes)
         elif isinstance(report, ProbeReport):
             report = report.model_copy(update={"context": {} if last else report.context})
         elif isinstance(report, BuildReport):

@@ -127,6 +127,7 @@ class Rollout(Contract):
     """How a new release reaches the nodes."""
 
     canary: Canary | None = None
+    """Absent: one node of each fingerprint, without soak."""
     steps: Annotated[
         list[Percent],
         checked(
@@ -146,8 +147,8 @@ class Rollout(Contract):
     """More failed nodes than this, and `onFailure` happens."""
     progress_deadline: DurationText = "10m"
     """How long a node may take to get ready, image pull and fetch not counted."""
-    on_failure: Literal["Rollback", "Pause"] = "Pause"
-    """Rollback: back to the last good release. Pause: stop and wait."""
+    on_failure: Literal["Rollback", "Pause"] = "Rollback"
+    """Rollback: back to the last good release, where there is one. Pause: stop and wait."""
     windows: Annotated[list[Window], Field(max_length=32)] = Field(default_factory=list)
     """When nodes may move; empty: always. A rollback never waits."""
 

@@ -94,6 +94,21 @@ class AttemptState(Contract):
     next_attempt_at: str = ""
 
 
+class RefusedTarget(Contract):
+    """Kinds of device that preflight found a model unfit for. `variants`: which of them cannot be had there; none named: any."""
+
+    targets: list[str]
+    """`id` of the PreflightTarget of each."""
+    variants: list[str] = Field(default_factory=list)
+    reason: str
+    message: str
+    hint: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.reason}: {self.message} {self.hint}".rstrip()
+
+
 class Resolved(Contract):
     """What mutable inputs were resolved to, pinned until `inputs_key` changes."""
 
@@ -105,6 +120,7 @@ class Resolved(Contract):
     engine_recipe: int
     prepared: list[dict[str, Any]] = Field(default_factory=list)
     """[{flavour, variant, precision, preparedKey, model, exclude, failure}]: one that could not be made has a failure and no key."""
+    refused: list[RefusedTarget] = Field(default_factory=list)
     baseline_key: str | None = None
     baseline_metric: str = ""
     baseline_value: str = ""
@@ -154,12 +170,34 @@ class NodeTrouble(Contract):
     message: str = ""
 
 
+class RefusedRelease(Contract):
+    """A release that a class went back from, or stopped at: not tried again until the spec changes, or `enginefleet.io/retry`."""
+
+    release: str
+    reason: str
+    """CanaryFailed, TooManyFailures or Aborted."""
+    message: str = ""
+    at: str = ""
+
+
 class RolloutStatus(Contract):
     release: str = ""
+    """What the nodes move to."""
     stable_release: str = ""
+    """What they would go back to: the last release that every node served."""
+    history: list[str] = Field(default_factory=list)
+    """Releases that every node served, the newest first."""
+    refused: RefusedRelease | None = None
     step: str = ""
+    """canary, a percentage, rollback, or done."""
     started_at: str = ""
+    eta: str = ""
+    """When it will be done if it goes on as fast; empty: not known."""
     paused_reason: str = ""
+    promoted: str = ""
+    """The release whose canary and steps are skipped, because of `enginefleet.io/promote`."""
+    excused: Annotated[list[str], Field(max_length=100)] = Field(default_factory=list)
+    """Nodes that could not serve before this rollout either: they say nothing about the release."""
 
 
 class ClassStatus(Contract):
@@ -179,6 +217,9 @@ class ModelDeploymentStatus(Contract):
     rollout: str = ""
     revision: str = ""
     retry_token: str = ""
+    promote_token: str = ""
+    abort_token: str = ""
+    """Values of the annotations `enginefleet.io/retry`, `promote` and `abort` that were last acted on."""
     resolved: Resolved | None = None
     prepare: AttemptState | None = None
     prepare_inputs_key: str = ""

@@ -24,6 +24,10 @@ INPUTS_KEY = f"{GROUP}/inputs-key"
 
 RETRY = f"{GROUP}/retry"
 REFRESH = f"{GROUP}/refresh"
+PROMOTE = f"{GROUP}/promote"
+"""Annotation: no canary and no steps for the release that is being rolled out. Like retry, a new value acts once."""
+ABORT = f"{GROUP}/abort"
+"""Annotation: back to the release before, in mid-rollout and after it."""
 
 FP_PREFIX = f"fp.{GROUP}/"
 LEFT_PREFIX = f"left.{GROUP}/"

@@ -22,6 +22,7 @@ from enginefleet_api.jobs import (
     Termination,
     clip,
 )
+from enginefleet_api.resources import RefusedTarget
 
 DIGEST = "sha256:" + "a" * 64
 KEY = "b" * 64
@@ -72,6 +73,9 @@ PREPARES = st.builds(
             exclude=st.just({}) | st.lists(LONG, max_size=64).map(lambda nodes: {"nodes": nodes, "opTypes": []}),
         ),
         max_size=10,
+    ),
+    refused=st.lists(
+        st.builds(RefusedTarget, targets=st.just([KEY[:10]]), reason=st.just("UnsupportedOp"), message=LONG, hint=LONG), max_size=4
     ),
     baseline_key=st.none() | st.just(KEY),
     baseline=st.none() | METRIC,

@@ -17,7 +17,9 @@ from ..planning.model import (
     CreateWorkload,
     Delete,
     Event,
+    KeepRevision,
     LabelNode,
+    RestoreWorkload,
     Snapshot,
     StartBuild,
     StartPrepare,
@@ -29,10 +31,10 @@ from ..render import manifests
 from .client import ApiClient, Object
 from .errors import AlreadyExists, Conflict
 from .events import EventRecorder
-from .kinds import DAEMONSETS, ENGINE_BUILDS, JOBS, NODES, PODS, Resource
+from .kinds import CONTROLLER_REVISIONS, DAEMONSETS, ENGINE_BUILDS, JOBS, NODES, PODS, Resource
 
 logger = logging.getLogger(__name__)
-_DELETABLE: Mapping[str, Resource] = {r.kind: r for r in (JOBS, DAEMONSETS, ENGINE_BUILDS, PODS)}
+_DELETABLE: Mapping[str, Resource] = {r.kind: r for r in (JOBS, DAEMONSETS, CONTROLLER_REVISIONS, ENGINE_BUILDS, PODS)}
 OBSERVATIONS = "enginefleet-observations"
 """Field manager stem of what the operator adds to a NodeFingerprint; the agent owns the rest."""
 
@@ -65,6 +67,12 @@ async def _act_model(client: ApiClient, snapshot: Snapshot, action: Action) -> N
             await _create(client, manifests.build_job(snapshot, action))
         case CreateWorkload():
             await _create(client, manifests.workload(snapshot, action))
+        case KeepRevision():
+            await _create(client, manifests.revision(snapshot, action.workload))
+        case RestoreWorkload():
+            kept = await client.get(CONTROLLER_REVISIONS, action.name, snapshot.namespace)
+            if kept is not None:  # else the next look finds that it is gone
+                await _create(client, kept["data"])
         case CreateService():
             await _create(client, manifests.service(snapshot, action))
         case WriteBuildStatus():

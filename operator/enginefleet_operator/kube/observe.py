@@ -17,7 +17,19 @@ from ..planning.model import DeviceHolder, HardwareClass, Job, Settings, Snapsho
 from ..planning.serving import service_name
 from . import views
 from .client import ApiClient, Object
-from .kinds import DAEMONSETS, ENGINE_BUILDS, ENGINE_STORES, HARDWARE_CLASSES, JOBS, MODEL_DEPLOYMENTS, NAMESPACES, PODS, SERVICES, Resource
+from .kinds import (
+    CONTROLLER_REVISIONS,
+    DAEMONSETS,
+    ENGINE_BUILDS,
+    ENGINE_STORES,
+    HARDWARE_CLASSES,
+    JOBS,
+    MODEL_DEPLOYMENTS,
+    NAMESPACES,
+    PODS,
+    SERVICES,
+    Resource,
+)
 from .nodes import NodeView
 
 
@@ -47,6 +59,8 @@ async def observe_model(client: ApiClient, world: World, settings: Settings, nam
         builds, jobs, sets, pods = (
             group.create_task(_listed(client, kind, namespace, selector)) for kind in (ENGINE_BUILDS, JOBS, DAEMONSETS, PODS)
         )
+        # DaemonSets have revisions of their own with the labels of their pods
+        kept = group.create_task(client.list(CONTROLLER_REVISIONS, namespace, label_selector=selector, project=views.revision))
     owned_builds = [b for b in builds.result() if _owned(b, meta["uid"])]
     build_uids = {b["metadata"]["uid"] for b in owned_builds}
     owned_jobs = [j for j in jobs.result() if _owned(j, meta["uid"], *build_uids)]
@@ -68,6 +82,7 @@ async def observe_model(client: ApiClient, world: World, settings: Settings, nam
         builds=tuple(b for b in map(views.engine_build, owned_builds) if b is not None),
         jobs=job_views,
         workloads=tuple(views.workload(d) for d in sets.result() if _owned(d, meta["uid"])),
+        revisions=tuple(r for owner, r in kept.result()[0] if owner == meta["uid"]),
         pods=tuple(views.serving_pod(p) for p in pods.result() if p["metadata"].get("labels", {}).get(labels.ROLE) == "serve"),
         holders=await _holders(client, name, namespace, spec, current, job_views),
         has_service=(found_service := service.result()) is not None and _owned(found_service, meta["uid"]),
@@ -125,12 +140,16 @@ async def observe_class(client: ApiClient, world: World, settings: Settings, nam
     async with asyncio.TaskGroup() as group:
         jobs, pods = (group.create_task(_listed(client, kind, settings.namespace, selector)) for kind in (JOBS, PODS))
         sets = group.create_task(_listed(client, DAEMONSETS, "", f"{labels.HARDWARE_CLASS}={name}"))
+        kept = group.create_task(
+            client.list(CONTROLLER_REVISIONS, label_selector=f"{labels.HARDWARE_CLASS}={name}", project=views.revision)
+        )
     snapshot = ClassSnapshot(
         hardware_class=parsed,
         nodes=tuple(views.node(n) for n in world.nodes.values()),
         fingerprints={k: v for k, v in world.fingerprints.items() if v is not None},
         jobs=tuple(views.job(j, pods.result()) for j in jobs.result() if _owned(j, parsed.uid)),
-        images_in_use=frozenset(d for w in sets.result() if (d := views.workload(w).image_digest)),
+        images_in_use=frozenset(d for w in sets.result() if (d := views.workload(w).image_digest))
+        | {r.image_digest for _, r in kept.result()[0] if r.image_digest},
         settings=settings,
     )
     return obj, snapshot

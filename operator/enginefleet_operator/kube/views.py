@@ -13,7 +13,7 @@ from enginefleet_api.jobs import Termination
 from enginefleet_api.resources import EngineBuildSpec, EngineBuildStatus, HardwareClassSpec, HardwareClassStatus, NodeFingerprintSpec
 
 from .. import labels
-from ..planning.model import EngineBuild, Failure, HardwareClass, Job, Node, OrphanPod, ServingPod, Workload
+from ..planning.model import EngineBuild, Failure, HardwareClass, Job, Node, OrphanPod, Revision, ServingPod, Workload
 from ..planning.serving import BROKEN
 from .nodes import NodeView, epoch
 
@@ -77,6 +77,22 @@ def workload(obj: Object) -> Workload:
         blob=notes.get(labels.BLOB, ""),
         deleting="deletionTimestamp" in meta,
         desired=obj.get("status", {}).get("desiredNumberScheduled", 0),
+    )
+
+
+def revision(obj: Object) -> tuple[str, Revision]:
+    """A ControllerRevision and the uid of its owner; its content is read only when a rollback needs it."""
+    meta = obj["metadata"]
+    have, notes = meta.get("labels", {}), meta.get("annotations", {})
+    return next((o["uid"] for o in meta.get("ownerReferences", ())), ""), Revision(
+        name=meta["name"],
+        uid=meta["uid"],
+        hardware_class=have.get(labels.HARDWARE_CLASS, ""),
+        fingerprint=have.get(labels.FINGERPRINT, ""),
+        label=have.get(labels.RELEASE, ""),
+        image_digest=notes.get(labels.IMAGE_DIGEST, ""),
+        created=epoch(meta.get("creationTimestamp")),
+        deleting="deletionTimestamp" in meta,
     )
 
 
@@ -213,7 +229,7 @@ def serving_pod(obj: Object) -> ServingPod:
         workload_label=meta.get("labels", {}).get(labels.RELEASE, ""),
         ready=ready and "deletionTimestamp" not in meta,
         deleting="deletionTimestamp" in meta,
-        unready_since=epoch(condition.get("lastTransitionTime") or meta.get("creationTimestamp")),
+        since=epoch(condition.get("lastTransitionTime") or meta.get("creationTimestamp")),
         trouble_at=at,
         trouble=trouble,
     )

@@ -147,6 +147,20 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
+class Revision:
+    """A ControllerRevision that keeps the DaemonSet of one engine, under the same name: what a rollback makes it from again."""
+
+    name: str
+    uid: str
+    hardware_class: str
+    fingerprint: str
+    label: str
+    image_digest: str
+    created: float
+    deleting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ServingPod:
     name: str
     uid: str
@@ -154,7 +168,8 @@ class ServingPod:
     workload_label: str
     ready: bool
     deleting: bool = False
-    unready_since: float = 0.0
+    since: float = 0.0
+    """Since when it is ready, or not."""
     trouble_at: float = 0.0
     """When the trouble was last seen to happen."""
     trouble: tuple[str, str] | None = None
@@ -204,6 +219,7 @@ class Snapshot:
     builds: tuple[EngineBuild, ...] = ()
     jobs: tuple[Job, ...] = ()
     workloads: tuple[Workload, ...] = ()
+    revisions: tuple[Revision, ...] = ()
     pods: tuple[ServingPod, ...] = ()
     orphans: tuple[OrphanPod, ...] = ()
     holders: tuple[DeviceHolder, ...] = ()
@@ -274,6 +290,24 @@ class CreateWorkload:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepRevision:
+    """Keep the DaemonSet of one engine as a ControllerRevision, for a rollback."""
+
+    workload: CreateWorkload
+
+    @property
+    def name(self) -> str:
+        return self.workload.name
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreWorkload:
+    """Make a DaemonSet again from the ControllerRevision of that name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class CreateService:
     name: str
 
@@ -299,7 +333,7 @@ class WriteObservations:
 @dataclass(frozen=True, slots=True)
 class Delete:
     kind: str
-    """Job | DaemonSet | EngineBuild | Pod"""
+    """Job | DaemonSet | ControllerRevision | EngineBuild | Pod"""
     name: str
     uid: str
     why: str
@@ -333,6 +367,8 @@ Action = (
     | CreateBuild
     | StartBuild
     | CreateWorkload
+    | KeepRevision
+    | RestoreWorkload
     | CreateService
     | StartProbe
     | WriteObservations

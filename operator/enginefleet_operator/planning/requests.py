@@ -16,10 +16,11 @@ from enginefleet_api.identity import (
     key_of,
     release_id,
     revision_id,
+    short_hash,
 )
 from enginefleet_api.jobs import BuildRequest, PreflightTarget, PrepareReport, PrepareRequest, Source, StoreRef
 from enginefleet_api.keys import gate_key_of, recipe_of
-from enginefleet_api.resources import EngineStoreSpec, ModelDeploymentSpec, Preprocessing, Resolved, Validation
+from enginefleet_api.resources import EngineStoreSpec, ModelDeploymentSpec, Preprocessing, RefusedTarget, Resolved, Validation
 from enginefleet_api.variants import SCALED, Variant, rungs
 
 from .ladder import FP32
@@ -94,6 +95,16 @@ def refusals(spec: ModelDeploymentSpec, hardware_class: HardwareClass, facts: Ma
     capability = str(gpu["computeCapability"]) if gpu.get("computeCapability") else None
     found = {v.id: precision_refused(v.precision, backend, version, capability) for v in ladder(spec)}
     return {variant: f"PrecisionNotSupported: {why}." for variant, why in found.items() if why}
+
+
+def unfit(spec: ModelDeploymentSpec, pinned: Resolved, hardware_class: HardwareClass, facts: Mapping[str, Any]) -> dict[str, str]:
+    """Variant id → `Reason: why`, for what preflight found this device unfit for.
+
+    What was found of another release, or with other settings of spec.build, says nothing of it.
+    """
+    (target,) = preflight_targets(spec, hardware_class, [facts])
+    mine = [one for one in pinned.refused if target.id in one.targets]
+    return {variant.id: one.text for variant in ladder(spec) for one in mine if not one.variants or variant.id in one.variants}
 
 
 def needed(spec: ModelDeploymentSpec, flavour: str, variant: Variant, have: Collection[str] = ()) -> tuple[Need, ...]:
@@ -176,23 +187,23 @@ def preflight_targets(
         gpu = (fingerprint.first_gpu(facts) or {}) if fingerprint.runs_on_gpu(facts) else {}
         jetson = facts.get("jetson")
         capability, l4t = gpu.get("computeCapability"), jetson.get("l4t") if isinstance(jetson, Mapping) else None
-        found.append(
-            PreflightTarget(
-                name=hardware_class.name,
-                backend=backend,
-                version=facts.get("backendVersion"),
-                compute_capability=str(capability) if capability else None,
-                l4t=str(l4t) if l4t else None,
-                image=hardware_class.spec.runtime.image,
-                dla=backend == "tensorrt" and spec.build.dla is not None,
-                plugins=tuple(spec.build.plugins) if backend != "onnxruntime" else (),
-            )
+        target = PreflightTarget(
+            name=hardware_class.name,
+            backend=backend,
+            version=facts.get("backendVersion"),
+            compute_capability=str(capability) if capability else None,
+            l4t=str(l4t) if l4t else None,
+            dla=backend == "tensorrt" and spec.build.dla is not None,
+            plugins=tuple(spec.build.plugins) if backend != "onnxruntime" else (),
         )
+        # of all that findings hang on, which the image's name is not
+        told = short_hash(target.model_dump_json())
+        found.append(target.model_copy(update={"id": told, "image": hardware_class.spec.runtime.image}))
     return list(dict.fromkeys(found))
 
 
 def more_request(request: PrepareRequest, pinned: Resolved) -> PrepareRequest:
-    """The same for further variants of what was resolved: sources with the digests that are pinned, and no validation: its baseline stands."""
+    """The same for further variants of what was resolved: sources with the digests that are pinned, and no validation where its baseline stands."""
 
     def at(source: Source | None, digest: str | None) -> Source | None:
         return source.model_copy(update={"digest": digest}) if source is not None and digest else source
@@ -200,27 +211,43 @@ def more_request(request: PrepareRequest, pinned: Resolved) -> PrepareRequest:
     changes = {
         "model": at(request.model, pinned.model),
         "calibration_source": at(request.calibration_source, pinned.calibration),
-        "validation": None,
-        "validation_source": None,
         "best_effort": True,
     }
+    if pinned.baseline_key:
+        changes |= {"validation": None, "validation_source": None}
+    else:
+        changes |= {"validation_source": at(request.validation_source, pinned.validation)}
     return request.model_copy(update=changes)
 
 
 def with_more(pinned: Resolved, report: PrepareReport) -> Resolved:
     """What was resolved, and the variants that were made since."""
     made = {_variant(p): p for p in [*pinned.prepared, *(p.to_json_dict() for p in report.prepared)]}
-    return pinned.model_copy(update={"prepared": list(made.values())})
+    changes = {"prepared": list(made.values()), "refused": [*pinned.refused, *_refused_anew(pinned, report)]}
+    return pinned.model_copy(update=changes | (_baseline(report) if report.baseline_key else {}))
 
 
 def has_more(pinned: Resolved, report: PrepareReport) -> bool:
     known = {_variant(p) for p in pinned.prepared}
-    return any(_variant(p.to_json_dict()) not in known for p in report.prepared)
+    return any(_variant(p.to_json_dict()) not in known for p in report.prepared) or bool(_refused_anew(pinned, report))
+
+
+def _refused_anew(pinned: Resolved, report: PrepareReport) -> list[RefusedTarget]:
+    return [one for one in report.refused if one not in pinned.refused]
+
+
+def _baseline(report: PrepareReport) -> dict[str, str | None]:
+    found = report.baseline
+    return {
+        "baseline_key": report.baseline_key,
+        "baseline_metric": found.name if found else "",
+        "baseline_value": found.value if found else "",
+    }
 
 
 def names_of(report: PrepareReport) -> list[str]:
     """What was made, for people."""
-    return [p.variant if p.flavour == ONNXRUNTIME else f"{p.variant} for {p.flavour}" for p in report.prepared]
+    return [p.variant if p.flavour == ONNXRUNTIME else f"{p.variant} for {p.flavour}" for p in report.prepared if not p.failure]
 
 
 def _variant(entry: Mapping[str, Any]) -> tuple[str, str]:
@@ -241,9 +268,8 @@ def resolved(key: str, report: PrepareReport) -> Resolved:
         prepare_recipe=PREPARE_RECIPE,
         engine_recipe=ENGINE_RECIPE,
         prepared=[p.to_json_dict() for p in report.prepared],
-        baseline_key=report.baseline_key,
-        baseline_metric=report.baseline.name if report.baseline else "",
-        baseline_value=report.baseline.value if report.baseline else "",
+        refused=report.refused,
+        **_baseline(report),
     )
 
 

@@ -1,16 +1,16 @@
-"""The step function: which nodes may move to their target release now.
+"""The step function: which nodes may move to their target release now, and whether the release is to be given up.
 
-Pure function of what each node runs, what it should run, and the budget. Canary and steps will narrow `candidates` here; today nodes move
-in order, within maxUnavailable.
+Pure function of what each node runs, what it should run, the policy and the time. Where a rollout stands is read from the nodes every
+time, never from a counter: a restarted operator goes on where it was.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
-from math import ceil
+from math import ceil, inf
 
 from ..labels import DRAINING
 
@@ -45,6 +45,34 @@ class NodeState:
     """Pod objects of this ModelDeployment on the node, deleted ones that still hold the device included."""
     failed: bool = False
     schedulable: bool = True
+    stable: str = ""
+    """Label of the last good release for its fingerprint; "": there is none."""
+    ready_since: float = 0.0
+    """Since when the pod of `current` is ready; of no meaning without `serving`."""
+    excused: bool = False
+    """It could not serve under the release before either: it says nothing about this one."""
+    may_be_canary: bool = True
+    """Chosen by canary.nodeSelector, or there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """spec.rollout with what the time and people's annotations make of it."""
+
+    max_unavailable: int | str = "10%"
+    max_failures: int = 1
+    canary: int | str = 1
+    """Nodes of a class, or their share; never less than one of each target (one for each fingerprint)."""
+    soak: float = 0.0
+    """Seconds for which canary nodes must have been ready."""
+    steps: tuple[str, ...] = ()
+    paused: bool = False
+    open: bool = True
+    """Some window of spec.rollout.windows is open now, or there are none."""
+    promoted: bool = False
+    """No canary and no steps any more: everything within maxUnavailable."""
+    back: bool = False
+    """The targets are those of the stable release: goes on whatever is paused or closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +82,22 @@ class Flip:
     node: str
     value: str
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """flips: allowed now. held: why no further ones are. stage: canary, a percentage, rollback, or done.
+
+    failure: the release is to be given up, and why; then only flips that were begun go on. wake_at: when the passing of time alone changes the answer.
+    excuse: nodes that do not serve under the release that they have, to be remembered before they move.
+    """
+
+    flips: tuple[Flip, ...] = ()
+    held: str = ""
+    stage: str = "done"
+    failure: str = ""
+    wake_at: float | None = None
+    excuse: tuple[str, ...] = ()
 
 
 def budget(max_unavailable: int | str, nodes: int) -> int:
@@ -81,51 +125,169 @@ def classify(node: NodeState) -> State:
     return State.STALE if node.current else State.MOVING
 
 
-def step(nodes: Iterable[NodeState], max_unavailable: int | str, max_failures: int, paused: bool) -> tuple[list[Flip], str]:
-    """Flips that are allowed now, and why no further ones are (empty: nothing holds them back).
+def step(nodes: Iterable[NodeState], policy: Policy, now: float) -> Step:
+    """What one class does next.
 
     - A node in the middle of a flip goes on whatever the budget says: it is unavailable until it arrives.
-    - A node without a serving pod moves at no cost.
-    - A node with a serving pod moves while fewer than the budget are unavailable.
+    - Canary nodes move first, then as many as each step allows. A stage is done when its nodes are ready (canary: for `soak`) or failed
+      within maxFailures.
+    - Nodes that have a release and do not serve it move at once and at no cost; others while fewer than the budget are unavailable.
     - Unreachable and cordoned nodes are left out and catch up later.
-    - More than `max_failures` failed nodes, or `paused`: no node that serves is touched.
+    - A failed canary, more failed nodes than maxFailures, or nothing but failed ones: the release has failed.
+    - A node that has no release at all gets the stable one while its turn has not come.
     """
     known = sorted(nodes, key=lambda node: order(node.name, node.target))
-    flips: list[Flip] = []
-    for node in known:
-        if node.reachable and node.target and node.current == DRAINING + node.target and node.pods == 0:
-            flips.append(Flip(node.name, node.target, "the old pod is gone"))
-        elif node.reachable and node.target and node.current.startswith(DRAINING) and node.current != DRAINING + node.target:
-            flips.append(Flip(node.name, DRAINING + node.target if node.pods else node.target, "a newer release took over in mid-flip"))
     reachable = [node for node in known if node.reachable]
-    failed = sum(classify(node) is State.FAILED for node in reachable)
-    waiting = [node for node in reachable if node.target and node.current != node.target and not node.current.startswith(DRAINING)]
-    if not waiting:
-        return flips, ""
-    if paused:
-        return flips, "spec.paused is true: no further node moves"
-    if failed > max_failures:
-        return flips, f"{failed} nodes failed on the new release, maxFailures is {max_failures}: no further node moves"
+    flips = _arrivals(reachable)
+    there = [node for node in reachable if node.target]
+    updated = [node for node in there if _moved(node)]
+    waiting = [node for node in there if not _moved(node) and not node.current.startswith(DRAINING)]
     movable = [node for node in waiting if node.schedulable]
-    for node in movable:
-        if not node.serving:
-            value = DRAINING + node.target if node.pods and node.current else node.target
-            flips.append(Flip(node.name, value, "nothing serves there: moves at no cost"))
-    # unavailable because of us: nodes that have a release but no ready pod
-    unavailable = sum(1 for node in reachable if node.current and not node.serving)
-    allowed = budget(max_unavailable, len(reachable))
-    held = 0
-    for node in movable:
-        if not node.serving:
+    stage = _stage(updated, movable, policy, now)
+    if not policy.back and (failure := _failure(updated, movable, stage, policy)):
+        return Step(tuple(flips), failure, stage.name, failure)
+    if not waiting:
+        return Step(tuple(flips), stage=stage.name if updated and not stage.done else "done", wake_at=stage.wake_at)
+    names = {node.name for node in (movable if policy.back else stage.next)}
+    # what has a release and does not serve it has nothing to lose: it never waits for its turn
+    turn = [node for node in movable if node.name in names or (node.current and not node.serving)]
+    late = [
+        Flip(node.name, node.stable, "its turn has not come: the stable release until then")
+        for node in movable
+        if node.name not in names and _bare(node)
+    ]
+    name = "rollback" if policy.back else stage.name
+    if policy.paused and not policy.back:
+        return Step((*flips, *late), "spec.paused is true: no further node moves", name)
+    excuse = tuple(node.name for node in turn if node.failed and not node.excused and not policy.back)
+    closed = not policy.open and not policy.back
+    idle = [node for node in turn if not node.serving and node.name not in excuse]
+    busy = [node for node in turn if node.serving]
+    for node in idle:
+        value = DRAINING + node.target if node.pods and node.current else node.target
+        flips.append(Flip(node.name, value, "nothing serves there: moves at no cost"))
+    # unavailable because of us: nodes that have a release but no ready pod, less those that no release could help
+    unavailable = sum(
+        1 for node in reachable if node.current and not node.serving and not (node.excused and classify(node) is State.FAILED)
+    )
+    allowed = budget(policy.max_unavailable, len(reachable))
+    room = 0 if closed else max(0, allowed - unavailable)
+    for number, node in enumerate(busy[:room]):
+        flips.append(Flip(node.name, DRAINING + node.target, f"{unavailable + number} of at most {allowed} unavailable"))
+    held = ""
+    if closed and busy:
+        held = f"{len(busy)} nodes wait for a window of spec.rollout.windows"
+    elif len(busy) > room:
+        held = f"{len(busy) - room} nodes wait: {unavailable + min(room, len(busy))} of at most {allowed} are unavailable"
+    elif not policy.back and len(turn) < len(movable):
+        held = stage.held
+    elif len(movable) < len(waiting):
+        held = f"{len(waiting) - len(movable)} nodes are cordoned"
+    return Step((*flips, *late), held, name, wake_at=stage.wake_at, excuse=excuse)
+
+
+def _moved(node: NodeState) -> bool:
+    return node.current.removeprefix(DRAINING) == node.target
+
+
+def _bare(node: NodeState) -> bool:
+    return not node.current and bool(node.stable) and node.stable != node.target
+
+
+def _arrivals(reachable: Sequence[NodeState]) -> list[Flip]:
+    """Flips that were begun: finished when the old pod is gone, or turned towards a newer target."""
+    flips = []
+    for node in reachable:
+        if not node.target or not node.current.startswith(DRAINING):
             continue
-        if unavailable < allowed:
-            flips.append(Flip(node.name, DRAINING + node.target, f"{unavailable} of at most {allowed} unavailable"))
-            unavailable += 1
-        else:
-            held += 1
-    if held:
-        return flips, f"{held} nodes wait: {unavailable} of at most {allowed} are unavailable"
-    return flips, f"{len(waiting) - len(movable)} nodes are cordoned" if len(movable) < len(waiting) else ""
+        if node.current != DRAINING + node.target:
+            flips.append(Flip(node.name, DRAINING + node.target if node.pods else node.target, "a newer release took over in mid-flip"))
+        elif node.pods == 0:
+            flips.append(Flip(node.name, node.target, "the old pod is gone"))
+    return flips
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """name: canary or a percentage. next: nodes whose turn it is, in order. done: nothing of it is missing (only the last one says so)."""
+
+    name: str
+    next: list[NodeState] = field(default_factory=list)
+    held: str = ""
+    done: bool = False
+    wake_at: float | None = None
+
+
+def _stage(updated: Sequence[NodeState], movable: Sequence[NodeState], policy: Policy, now: float) -> _Stage:
+    """The first stage that is not done."""
+    every = len(updated) + len(movable)
+    # nodes where nothing serves have nothing to lose: they go first
+    ahead = sorted(movable, key=lambda node: node.serving)
+    if not policy.promoted and not policy.back:
+        canaries = _canaries(updated, ahead, budget(policy.canary, every))
+        missing = [node for node in canaries if classify(node) is not State.READY]
+        soaked = max((node.ready_since + policy.soak for node in canaries if classify(node) is State.READY), default=now)
+        if missing:
+            text = f"canary: {len(canaries) - len(missing)} of {len(canaries)} nodes are ready"
+            return _Stage("canary", [node for node in missing if not _moved(node)], text)
+        if now < soaked and movable:
+            return _Stage("canary", held=f"canary: {len(canaries)} nodes are ready and soak", wake_at=soaked)
+    settled = sum(classify(node) in (State.READY, State.FAILED) for node in updated)
+    steps = [] if policy.promoted or policy.back else [share for share in policy.steps if share != "100%"]
+    for share in steps:
+        most = budget(share, every)
+        if settled < most:
+            text = f"step {share}: {settled} of {most} nodes are done"
+            return _Stage(share, ahead[: max(0, most - len(updated))], text)
+    return _Stage("100%", list(ahead), done=settled == every)
+
+
+def _canaries(updated: Sequence[NodeState], movable: Sequence[NodeState], count: int) -> list[NodeState]:
+    """At least one of each target, `count` in all.
+
+    Nodes that moved already stand first, the longest ready before others: a pod that restarts in a fleet that is half done is no new
+    canary. Then those of canary.nodeSelector. Nodes that could not serve before are the last resort.
+    """
+    moved = sorted(updated, key=lambda node: (node.excused, node.ready_since if classify(node) is State.READY else inf))
+    fresh = sorted(movable, key=lambda node: (node.failed, not node.may_be_canary, node.serving))
+    # an excused node that moved must not stand for the others while another one could
+    ranked = sorted([*moved, *fresh], key=lambda node: node.excused and classify(node) is not State.READY)
+    firsts: dict[str, NodeState] = {}
+    for node in ranked:
+        firsts.setdefault(node.target, node)
+    names = {node.name for node in firsts.values()}
+    return [*firsts.values(), *[node for node in ranked if node.name not in names][: max(0, count - len(names))]]
+
+
+def _failure(updated: Sequence[NodeState], movable: Sequence[NodeState], stage: _Stage, policy: Policy) -> str:
+    """Why the release is to be given up; "" while it is not."""
+    states = [(node, classify(node)) for node in updated]
+    every = [node for node, state in states if state is State.FAILED]
+    failed = [node for node in every if not node.excused]
+    if failed and stage.name == "canary" and not policy.promoted:
+        return f"canary {_named(failed)} failed: no further node moves"
+    if len(failed) > policy.max_failures:
+        return (
+            f"{len(failed)} nodes failed on the new release ({_named(failed)}), maxFailures is {policy.max_failures}: no further node moves"
+        )
+    # where nothing else is left to try, nodes that failed before count as well: nothing is lost by going back
+    if (failed or (every and not movable)) and not any(state in (State.READY, State.MOVING) for _, state in states):
+        return f"no node is ready on the new release, {_named(every)} failed: no further node moves"
+    return ""
+
+
+def _named(nodes: Sequence[NodeState]) -> str:
+    return ", ".join(node.name for node in nodes[:3]) + (" …" if len(nodes) > 3 else "")
+
+
+def complete(nodes: Iterable[NodeState]) -> bool:
+    """Whether every node that can be reached and moved serves its target, and one does at least: what a later release may go back to.
+
+    Failed nodes count as arrived: more of them than maxFailures end a rollout before.
+    """
+    there = [node for node in nodes if node.reachable and (node.schedulable or _moved(node))]
+    states = [classify(node) for node in there if node.target or node.current]
+    return State.READY in states and all(state in (State.READY, State.FAILED) for state in states)
 
 
 def counts(nodes: Iterable[NodeState]) -> Mapping[State, int]:

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from enginefleet_api.base import seconds
 from enginefleet_api.identity import object_name
-from enginefleet_api.resources import EngineBuildStatus, Resolved
+from enginefleet_api.resources import EngineBuildStatus, RefusedRelease, Resolved, RolloutStatus
 
 from .. import labels
-from . import requests, rollout
-from .model import Action, CreateService, CreateWorkload, Delete, HardwareClass, LabelNode, Node, ServingPod, Snapshot
+from . import requests, retry, rollout, windows
+from .model import (
+    Action,
+    CreateService,
+    CreateWorkload,
+    Delete,
+    HardwareClass,
+    KeepRevision,
+    LabelNode,
+    Node,
+    RestoreWorkload,
+    Revision,
+    ServingPod,
+    Snapshot,
+    Workload,
+)
 from .stages import Wanted, nodes_of, targets
 
 BROKEN = frozenset(
@@ -23,20 +37,25 @@ BROKEN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ClassRollout:
-    """How one class stands. `held`: why no further node moves; `release` is what it moves to, "" while no engine is proven."""
+    """How one class stands; `standing` is what its status will say of it."""
 
     hardware_class: HardwareClass
     nodes: tuple[rollout.NodeState, ...]
-    release: str
-    stable: str
-    held: str
-    flips: tuple[rollout.Flip, ...]
+    standing: RolloutStatus
+    flips: tuple[rollout.Flip, ...] = ()
+    wake_at: float | None = None
+
+    @property
+    def held(self) -> str:
+        return self.standing.paused_reason
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
     classes: tuple[ClassRollout, ...]
     actions: tuple[Action, ...]
+    tokens: tuple[str, str] = ("", "")
+    """Values of the annotations promote and abort that have been acted on."""
 
 
 def serving(
@@ -44,7 +63,6 @@ def serving(
 ) -> Serving:
     """A node's target is the label of the engine that passed for its fingerprint; without one it keeps what it has."""
     key = labels.release_key(s.namespace, s.name)
-    actions: list[Action] = []
     goal: dict[str, str] = {}
     releases: dict[str, str] = {}
     creates: dict[str, CreateWorkload] = {}
@@ -61,35 +79,165 @@ def serving(
         creates[name] = CreateWorkload(name, want.hardware_class.name, release, label, want.name, want.spec, blob, size)
         for node in want.nodes:
             goal[node] = label
-    existing = {w.name: w for w in s.workloads}
-    actions += [create for name, create in creates.items() if name not in existing]
-    results: list[ClassRollout] = []
     # looked up once a node, of which there may be thousands: not searched for each of them
     pods: dict[str, list[ServingPod]] = {}
     for pod in s.pods:
         pods.setdefault(pod.node, []).append(pod)
+    results = tuple(_class(s, hwc, releases.get(hwc.name, ""), goal, pods, now) for hwc in targets(s))
+    used = {node.labels[key].removeprefix(labels.DRAINING) for node in s.nodes if key in node.labels}
+    actions = _workloads(s, creates, used | {flip.value.removeprefix(labels.DRAINING) for c in results for flip in c.flips})
+    # a label is set only where its workload is there to follow it, or is created in this very plan before it
     versions = {node.name: node.resource_version for node in s.nodes}
-    for hardware_class in targets(s):
-        states = tuple(_state(s, key, node, goal.get(node.name, ""), pods.get(node.name, []), now) for node in nodes_of(s, hardware_class))
-        flips, held = rollout.step(states, s.spec.rollout.max_unavailable, s.spec.rollout.max_failures, s.spec.paused)
-        stale = [state.current.removeprefix(labels.DRAINING) for state in states if rollout.classify(state) is rollout.State.STALE]
-        results.append(
-            ClassRollout(
-                hardware_class,
-                states,
-                releases.get(hardware_class.name, ""),
-                stale[0].partition("-")[0] if stale else releases.get(hardware_class.name, ""),
-                held,
-                tuple(flips),
-            )
-        )
-        # a label is set only where its workload is there to follow it, or is created in this very plan before it
-        actions += [LabelNode(f.node, versions[f.node], {key: f.value}, f.why) for f in flips]
+    actions += [LabelNode(f.node, versions[f.node], {key: f.value}, f.why) for c in results for f in c.flips]
     actions += _unlabel(s, key)
-    actions += _retire(s, key, set(creates))
+    actions += _retire(s, used, set(creates))
+    actions += _forget(s, used, set(creates), results)
     if creates and not s.has_service:
         actions.append(CreateService(service_name(s.name, s.uid)))
-    return Serving(tuple(results), tuple(actions))
+    # a token is used up once there is a release that it can be about
+    tokens = (s.annotations.get(labels.PROMOTE, ""), s.annotations.get(labels.ABORT, ""))
+    return Serving(results, tuple(actions), tokens if releases else (s.status.promote_token, s.status.abort_token))
+
+
+def _class(
+    s: Snapshot, hardware_class: HardwareClass, release: str, goal: Mapping[str, str], pods: Mapping[str, list[ServingPod]], now: float
+) -> ClassRollout:
+    """Where one class stands: towards `release`, or back from it."""
+    key = labels.release_key(s.namespace, s.name)
+    before = next((c.rollout for c in s.status.classes if c.name == hardware_class.name), RolloutStatus())
+    mine = nodes_of(s, hardware_class)
+    history = before.history or _served(key, mine, pods, release)
+    refused = before.refused if before.refused is not None and (not release or before.refused.release == release) else None
+    if _new(s, labels.RETRY, s.status.retry_token):
+        refused = None
+    if release and refused is None and (token := _new(s, labels.ABORT, s.status.abort_token)):
+        refused = RefusedRelease(release=release, reason="Aborted", message=f"{labels.ABORT}: {token}", at=retry.timestamp(now))
+    if refused is not None:
+        history = [known for known in history if known != refused.release]
+    settled = bool(history) and history[0] == release
+    promoted = release if release and _new(s, labels.PROMOTE, s.status.promote_token) else before.promoted
+    promoted = promoted if promoted == release else ""
+    excused = before.excused if before.release == release else []
+    back = refused is not None and refused.release == release
+    stable = _labels_of(s, hardware_class, next((known for known in history if known != release), ""))
+    states = tuple(
+        _state(s, key, node, goal.get(node.name, ""), stable, back, node.name in excused, pods.get(node.name, []), now) for node in mine
+    )
+    is_open, changes = windows.open_at(s.spec.rollout.windows, now)
+    policy = _policy(s, promoted=bool(promoted), is_open=is_open, back=back)
+    if settled and not any(node.serving and node.target not in ("", node.current) for node in states):
+        policy = replace(policy, promoted=True, max_failures=len(states))  # that rollout is over: what fails now fails by itself
+    step = rollout.step(states, policy, now)
+    flips = step.flips
+    if step.failure and s.spec.rollout.on_failure == "Rollback" and not settled and any(n.stable for n in states if n.current == n.target):
+        failed = min((node for node in states if rollout.classify(node) is rollout.State.FAILED), key=lambda node: node.excused)
+        words = "{}: {}".format(*trouble(s, failed))
+        refused = RefusedRelease(
+            release=release,
+            reason="CanaryFailed" if step.stage == "canary" else "TooManyFailures",
+            message=f"{step.failure.partition(':')[0]}; {failed.name}: {words}"[:1024],
+            at=retry.timestamp(now),
+        )
+        flips = ()  # it is written down before anything moves back: a restart must not try it again
+    if release and refused is None and rollout.complete(states):
+        history = [release, *(known for known in history if known != release)][: s.spec.history_limit + 1]
+        settled = True
+    started = before.started_at if before.release == release else retry.timestamp(now) if release else ""
+    standing = RolloutStatus(
+        release=release,
+        stable_release=history[0] if history else "",
+        history=history,
+        refused=refused,
+        step="done" if settled and not step.flips else step.stage if release else "",
+        started_at=started,
+        eta=_eta(states, started) if is_open and release and not step.failure and not back and not s.spec.paused else "",
+        paused_reason=step.held,
+        promoted=promoted,
+        excused=sorted({*(name for name in excused if any(node.name == name for node in mine)), *step.excuse})[:100],
+    )
+    wakes = [at for at in (step.wake_at, None if policy.back else changes) if at is not None]
+    return ClassRollout(hardware_class, states, standing, flips, min(wakes, default=None))
+
+
+def _new(s: Snapshot, annotation: str, used: str) -> str:
+    """The token of an annotation, unless it was acted on before."""
+    token = s.annotations.get(annotation, "")
+    return token if token != used else ""
+
+
+def _policy(s: Snapshot, *, promoted: bool, is_open: bool, back: bool) -> rollout.Policy:
+    spec = s.spec.rollout
+    canary = spec.canary
+    return rollout.Policy(
+        max_unavailable=spec.max_unavailable,
+        max_failures=spec.max_failures,
+        canary=1 if canary is None else f"{canary.percent}%" if canary.percent is not None else canary.count or 1,
+        soak=seconds(canary.soak) if canary is not None else 0.0,
+        steps=tuple(spec.steps),
+        paused=s.spec.paused,
+        open=is_open,
+        promoted=promoted,
+        back=back,
+    )
+
+
+def _served(key: str, nodes: Sequence[Node], pods: Mapping[str, list[ServingPod]], release: str) -> list[str]:
+    """The release that some node serves beside `release`, where nothing is written down of what was good."""
+    for node in nodes:
+        found = node.labels.get(key, "").partition("-")[0]
+        if found not in ("", release) and "." not in found and any(pod.ready for pod in pods.get(node.name, ())):
+            return [found]
+    return []
+
+
+Kept = Workload | Revision
+
+
+def _labels_of(s: Snapshot, hardware_class: HardwareClass, release: str) -> list[Kept]:
+    """DaemonSets of a release of a class, those that exist before those that are kept, the newest first."""
+    if not release:
+        return []
+    kept = sorted((r for r in s.revisions if not r.deleting), key=lambda r: -r.created)
+    every: list[Kept] = [*(w for w in s.workloads if not w.deleting), *kept]
+    return [one for one in every if one.hardware_class == hardware_class.name and one.label.partition("-")[0] == release]
+
+
+def _workloads(s: Snapshot, creates: Mapping[str, CreateWorkload], labels_needed: Collection[str]) -> list[Action]:
+    """DaemonSets that must be there: those of proven engines, and those whose label a node carries or is about to get."""
+    there = {w.name for w in s.workloads}
+    kept = {r.name for r in s.revisions}
+    actions: list[Action] = [KeepRevision(create) for name, create in creates.items() if name not in kept]
+    actions += [create for name, create in creates.items() if name not in there]
+    followed = {w.label for w in s.workloads} | {create.label for create in creates.values()}
+    restored = {r.label: r for r in s.revisions if r.label in labels_needed and r.label not in followed and not r.deleting}
+    return actions + [RestoreWorkload(r.name) for r in restored.values()]
+
+
+def _forget(s: Snapshot, used: Collection[str], current: Collection[str], results: Sequence[ClassRollout]) -> list[Action]:
+    """ControllerRevisions of releases that no rollback can mean any more."""
+    if len(targets(s)) < len(s.spec.targets):
+        return []
+    kept = {(c.hardware_class.name, release) for c in results for release in (c.standing.release, *c.standing.history)}
+    return [
+        Delete("ControllerRevision", r.name, r.uid, "older than spec.historyLimit")
+        for r in s.revisions
+        if r.name not in current
+        and r.label not in used
+        and (r.hardware_class, r.label.partition("-")[0]) not in kept
+        and not r.deleting
+        and not any(w.name == r.name for w in s.workloads)
+    ]
+
+
+def _eta(nodes: Sequence[rollout.NodeState], started: str) -> str:
+    """From how long the nodes that are done took; changes only when another one is done."""
+    there = [node for node in nodes if node.reachable and node.target]
+    since = [node.ready_since for node in there if rollout.classify(node) is rollout.State.READY]
+    begun = retry.seconds_of(started) if started else math.inf
+    taken = max(since, default=0.0) - begun
+    if taken <= 0 or len(since) == len(there):
+        return ""
+    return retry.timestamp(max(since) + taken / len(since) * (len(there) - len(since)))
 
 
 def service_name(name: str, uid: str) -> str:
@@ -97,9 +245,16 @@ def service_name(name: str, uid: str) -> str:
     return name if "." not in name and len(name) <= 63 and name[:1].isalpha() else object_name(name, uid, "service")
 
 
-def _state(s: Snapshot, key: str, node: Node, target: str, pods: list[ServingPod], now: float) -> rollout.NodeState:
+def _state(
+    s: Snapshot, key: str, node: Node, goal: str, stable: Sequence[Kept], back: bool, excused: bool, pods: list[ServingPod], now: float
+) -> rollout.NodeState:
     current = node.labels.get(key, "")
     mine = [p for p in pods if p.workload_label == current and not p.deleting]
+    # an older release may be of another runtime image, under which the node has another fingerprint
+    former = next((k.label for k in stable if node.labels.get(labels.fp_key(k.hardware_class, k.image_digest)) == k.fingerprint), "")
+    target = former if back else goal
+    canary = s.spec.rollout.canary
+    chosen = canary.node_selector if canary is not None else None
     return rollout.NodeState(
         name=node.name,
         current=current,
@@ -110,6 +265,10 @@ def _state(s: Snapshot, key: str, node: Node, target: str, pods: list[ServingPod
         pods=len(pods),
         failed=any(_failed(s, p, now) for p in mine) or (bool(target) and current == target and not pods and now >= absent_at(s, node)),
         schedulable=not node.unschedulable,
+        stable=former,
+        ready_since=max((p.since for p in mine if p.ready), default=0.0),
+        excused=excused,
+        may_be_canary=chosen is None or all(node.labels.get(k) == v for k, v in chosen.match_labels.items()),
     )
 
 
@@ -130,7 +289,7 @@ def absent_at(s: Snapshot, node: Node) -> float:
 
 def overdue_at(s: Snapshot, pod: ServingPod) -> float:
     """Counted from when the pod was last ready, or made."""
-    return pod.unready_since + seconds(s.spec.rollout.progress_deadline)
+    return pod.since + seconds(s.spec.rollout.progress_deadline)
 
 
 def wakes(s: Snapshot, served: Serving, now: float) -> list[float]:
@@ -138,6 +297,7 @@ def wakes(s: Snapshot, served: Serving, now: float) -> list[float]:
     found = [overdue_at(s, pod) for pod in s.pods if not pod.ready and not pod.deleting]
     empty = {n.name for c in served.classes for n in c.nodes if n.pods == 0 and n.target and n.current == n.target}
     found += [absent_at(s, node) for node in s.nodes if node.name in empty]
+    found += [c.wake_at for c in served.classes if c.wake_at is not None]
     return [at for at in found if now < at < math.inf]
 
 
@@ -195,9 +355,8 @@ def arrivals(s: Snapshot, served: Serving) -> tuple[Action, ...]:
     )
 
 
-def _retire(s: Snapshot, key: str, current: set[str]) -> list[Action]:
+def _retire(s: Snapshot, used: Collection[str], current: Collection[str]) -> list[Action]:
     """Workloads whose label no node carries, and which are not what nodes move to."""
-    used = {node.labels[key].removeprefix(labels.DRAINING) for node in s.nodes if key in node.labels}
     return [
         Delete("DaemonSet", w.name, w.uid, "no node runs this release any more")
         for w in s.workloads

@@ -5,7 +5,7 @@ Each returns what it wants done and what it says to people; `decide.py` puts the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -14,11 +14,11 @@ from enginefleet_api.errors import FailureClass
 from enginefleet_api.fingerprint import cross_capability
 from enginefleet_api.identity import object_name, short_hash
 from enginefleet_api.jobs import BuildReport, PrepareReport
-from enginefleet_api.resources import AttemptState, EngineBuildSpec, EngineBuildStatus, Observation, Resolved
+from enginefleet_api.resources import AttemptState, EngineBuildSpec, EngineBuildStatus, Observation, RefusedTarget, Resolved
 from enginefleet_api.variants import Variant
 
 from .. import labels
-from . import requests, retry, support, templates
+from . import requests, retry, support, templates, windows
 from .ladder import Ladder, climb
 from .model import Action, Delete, EngineBuild, Event, Failure, HardwareClass, Job, Need, Node, Snapshot, WriteBuildStatus
 
@@ -40,6 +40,9 @@ def admission(s: Snapshot) -> Iterator[Problem]:
         yield Problem("NotYetSupported", f"{text}.", stalled=True)
     for text in templates.problems(s.spec.serving.template):
         yield Problem("InvalidTemplate", f"spec.serving.template: {text}.", stalled=True)
+    for zone in windows.unknown_zones(s.spec.rollout.windows):
+        text = f"spec.rollout.windows: no time zone is called {zone}: write an IANA name like Europe/Berlin, or UTC."
+        yield Problem("UnknownTimeZone", text, stalled=True)
     if s.store is None:
         yield Problem("StoreNotFound", f"EngineStore {s.spec.store_ref.name!r} does not exist in namespace {s.namespace}: create it.")
     else:
@@ -236,15 +239,18 @@ def _first_needs(s: Snapshot) -> tuple[tuple[Need, ...], tuple[Problem, ...]]:
 def _nothing_for(hardware_class: HardwareClass, summary: str, why: Mapping[str, str]) -> str:
     """`why`: by variant."""
     device = f" for {summary}" if summary else ""
-    return f"{hardware_class.name}: no variant could be prepared{device}: " + "; ".join(
-        f"{variant}: {text}" for variant, text in why.items()
-    )
+    alike: dict[str, list[str]] = {}
+    for variant, text in why.items():
+        alike.setdefault(text, []).append(variant)
+    told = "; ".join(f"{', '.join(variants)}: {text}" for text, variants in alike.items())
+    return f"{hardware_class.name}: no variant could be prepared{device}: {told}"
 
 
-def _reason_of(why: Mapping[str, str]) -> str:
-    """The one reason for which every variant was refused, before prepare looked at the model."""
+def _reason_of(why: Mapping[str, str], refused: Sequence[RefusedTarget] = ()) -> str:
+    """The one reason for which every variant was refused, of the class or by preflight (`refused`)."""
     reasons = {text.partition(":")[0] for text in why.values()}
-    return reasons.pop() if len(reasons) == 1 and reasons <= {"PrecisionNotSupported", "ReleaseNotSupported"} else "NothingPrepared"
+    of_classes = {"PrecisionNotSupported", "ReleaseNotSupported", *(one.reason for one in refused)}
+    return reasons.pop() if len(reasons) == 1 and reasons <= of_classes else "NothingPrepared"
 
 
 def prepare(s: Snapshot, needs: tuple[Need, ...], now: float) -> Prepared:
@@ -283,7 +289,7 @@ def prepare(s: Snapshot, needs: tuple[Need, ...], now: float) -> Prepared:
         events = (Event("PrepareStarted", f"Job {found.start} prepares the model (attempt {found.number})."),)
     if isinstance(found.report, PrepareReport):
         now_pinned = requests.with_more(pinned, found.report) if pinned is not None else requests.resolved(key, found.report)
-        return Prepared(key, now_pinned, found.state, outdated, (_prepared_event(found.report),))
+        return Prepared(key, now_pinned, found.state, outdated, _prepared_events(found.report))
     if found.failed is not None:
         events = (Event(found.failed.reason, f"Prepare failed: {found.failed.message}", warning=True),)
     return Prepared(key, pinned, found.state, outdated, events, found.start, found.number, needs, found.running, found.wake_at)
@@ -298,13 +304,15 @@ def _other_needs(s: Snapshot, pinned: Resolved, jobs: list[Job], key: str, now: 
             return Prepared(job.inputs_key, pinned, s.status.prepare, running=job, wake_at=_lost_at(s, job.node))
         if isinstance(job.report, PrepareReport) and requests.has_more(pinned, job.report):
             state = retry.after_success(s.status.prepare, job.name)
-            return Prepared(job.inputs_key, requests.with_more(pinned, job.report), state, events=(_prepared_event(job.report),))
+            return Prepared(job.inputs_key, requests.with_more(pinned, job.report), state, events=_prepared_events(job.report))
     return None
 
 
-def _prepared_event(report: PrepareReport) -> Event:
+def _prepared_events(report: PrepareReport) -> tuple[Event, ...]:
     how = "found in the store" if report.reused else f"done in {report.seconds or '?'} s"
-    return Event("Prepared", f"Model {report.model[:19]}… prepared as {', '.join(requests.names_of(report))}: {how}.")
+    names = requests.names_of(report)
+    made = [Event("Prepared", f"Model {report.model[:19]}… prepared as {', '.join(names)}: {how}.")] if names else []
+    return (*made, *(Event(one.reason, f"{one.message} {one.hint}".rstrip(), warning=True) for one in report.refused))
 
 
 # ---- builds ----
@@ -405,8 +413,9 @@ class _Fingerprint:
 
     def made(self) -> dict[str, str]:
         """Variant id → why there is none for this device, "" where there is."""
-        refused = requests.refusals(self.s.spec, self.hardware_class, self.observation.facts)
-        return requests.made(self.pinned, self.flavour) | refused
+        s, facts = self.s, self.observation.facts
+        unfit = requests.unfit(s.spec, self.pinned, self.hardware_class, facts)
+        return requests.made(self.pinned, self.flavour) | unfit | requests.refusals(s.spec, self.hardware_class, facts)
 
     @property
     def flavour(self) -> str | None:
@@ -423,7 +432,7 @@ class _Fingerprint:
             message = f"{self.hardware_class.name}: {ladder.needs.id} is prepared for {self.observation.summary}{tried}"
             return Unbuilt(self.hardware_class, self.observation, self.nodes, "Preparing", message, waits=True)
         message = _nothing_for(self.hardware_class, self.observation.summary, why)
-        return Unbuilt(self.hardware_class, self.observation, self.nodes, _reason_of(why), message, waits=False)
+        return Unbuilt(self.hardware_class, self.observation, self.nodes, _reason_of(why, self.pinned.refused), message, waits=False)
 
 
 def _fingerprints(s: Snapshot, pinned: Resolved) -> list[_Fingerprint]:

@@ -13,7 +13,7 @@ from enginefleet_api.resources import (
     ModelDeploymentStatus,
     NodeCounts,
     NodeTrouble,
-    RolloutStatus,
+    RefusedRelease,
 )
 
 from .. import labels
@@ -79,6 +79,8 @@ def model_status(
         revision=revision,
         # a token counts as used only once prepare was looked at with it
         retry_token=s.annotations.get(labels.RETRY, s.status.retry_token) if prepared is not None else s.status.retry_token,
+        promote_token=served.tokens[0],
+        abort_token=served.tokens[1],
         resolved=resolved,
         prepare=prepared.state if prepared is not None else s.status.prepare,
         prepare_inputs_key=prepared.key if prepared is not None else s.status.prepare_inputs_key,
@@ -98,6 +100,11 @@ def _transitions(s: Snapshot, new: ModelDeploymentStatus) -> list[Event]:
             events.append(Event("RolledOut", c.message))
         elif c.type == "Stalled" and c.status == "True":
             events.append(Event(c.reason, c.message, warning=True))
+    old = {c.name: c.rollout for c in s.status.classes}
+    for one in new.classes:
+        was, now = old.get(one.name), one.rollout
+        if was is not None and was.release == now.release and was.step == "canary" and now.step not in ("canary", "rollback"):
+            events.append(Event("CanaryReady", f"{one.name}: the canary nodes of release {now.release} are ready."))
     return events
 
 
@@ -120,11 +127,11 @@ def _conditions(
         ready_say = Say(True, "Serving", f"{ready} of {reachable} reachable nodes serve the current release{metric}{declared}{ignored}.")
     else:
         ready_say = Say(False, first.reason, first.message)
-    is_prepared = prepared is not None and prepared.resolved is not None
+    is_prepared = prepared is not None and prepared.resolved is not None and any(not p.get("failure") for p in prepared.resolved.prepared)
     prepare_wait = next((w for w in wait if w.stage == "prepare"), None)
     build_wait = next((w for w in wait if w.stage == "build"), None)
     rollout_wait = next((w for w in wait if w.stage == "rollout"), None)
-    stale = [n for c in served.classes for n in c.nodes if rollout.classify(n) is State.STALE]
+    stale = [n for c in served.classes for n in c.nodes if rollout.classify(n) is State.STALE or (n.serving and _is_back(c))]
     every = len(stage.wanted) + len(stage.unbuilt)
     engines = bool(stage.wanted) and len(stage.passed) == every
     return {
@@ -139,7 +146,7 @@ def _conditions(
         if is_prepared
         else Say(
             False,
-            prepare_wait.reason if prepare_wait else "Blocked",
+            prepare_wait.reason if prepare_wait else "Blocked" if prepared is None or prepared.resolved is None else "NothingPrepared",
             prepare_wait.message if prepare_wait else (first.message if first else ""),
         ),
         "EnginesReady": Say(True, "AllPassed", f"{len(stage.passed)} of {every} engines passed the gate.")
@@ -237,6 +244,9 @@ def _waits(s: Snapshot, problems: tuple[Problem, ...], prepared: Prepared | None
     found += [_no_nodes(c) for c in targets(s) if not nodes_of(s, c)]
     found += _unknown_waits(s)
     for c in served.classes:
+        if _is_back(c) and c.standing.refused is not None:
+            found.append(_back(c, c.standing.refused))
+            continue
         moving = [n for n in c.nodes if n.reachable and rollout.classify(n) is not State.READY and n.target]
         if not moving:
             continue
@@ -255,6 +265,20 @@ def _waits(s: Snapshot, problems: tuple[Problem, ...], prepared: Prepared | None
                 )
             )
     return found
+
+
+def _is_back(c: ClassRollout) -> bool:
+    """It went back from the release that the spec asks for, or is on its way."""
+    return c.standing.refused is not None and c.standing.refused.release == c.standing.release
+
+
+def _back(c: ClassRollout, refused: RefusedRelease) -> Wait:
+    there = [n for n in c.nodes if n.reachable and n.target]
+    done = sum(rollout.classify(n) is State.READY for n in there)
+    stable = c.standing.stable_release
+    where = f"{done} of {len(there)} nodes are back on release {stable}" if stable else "there is no earlier release to go back to"
+    text = f"{c.hardware_class.name}: {refused.message}: {where}. Change the spec, or try it again with the annotation {labels.RETRY}."
+    return Wait("rollout", "Aborted" if refused.reason == "Aborted" else "RolledBack", text, stalled=True)
 
 
 def _unknown_waits(s: Snapshot) -> list[Wait]:
@@ -349,14 +373,14 @@ def _class_status(s: Snapshot, c: ClassRollout, stage: BuildStage) -> ClassStatu
         name=c.hardware_class.name,
         nodes=NodeCounts(
             total=len(c.nodes),
-            updated=sum(1 for n in c.nodes if n.target and n.current == n.target),
+            updated=sum(1 for n in c.nodes if n.target and n.current == n.target and not _is_back(c)),
             ready=sum(1 for n in c.nodes if n.serving and n.reachable),
             waiting=tally[State.WAITING],
             unreachable=tally[State.UNREACHABLE],
             failed=tally[State.FAILED],
         ),
         fingerprints=fingerprints,
-        rollout=RolloutStatus(release=c.release, stable_release=c.stable, paused_reason=c.held),
+        rollout=c.standing,
         failing_nodes=failing[:20],
     )
 

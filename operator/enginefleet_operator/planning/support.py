@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 
 from enginefleet_api.flavours import FLAVOURS_OF, PRECISIONS, TENSORRT_10
 from enginefleet_api.keys import ignored_settings
-from enginefleet_api.resources import EngineStoreSpec, HardwareClassSpec, ModelDeploymentSpec, Rollout
+from enginefleet_api.resources import EngineStoreSpec, HardwareClassSpec, ModelDeploymentSpec
 
 
 def unsupported_model_deployment(spec: ModelDeploymentSpec, backends: Collection[str]) -> Iterator[str]:
@@ -28,18 +28,6 @@ def unsupported_model_deployment(spec: ModelDeploymentSpec, backends: Collection
         yield f"spec.build: no target class has a use for {', '.join(nobody)}; leave it out"
     if spec.serving.mode != "DaemonSet":
         yield f"spec.serving.mode {spec.serving.mode}: write DaemonSet"
-    yield from unsupported_rollout(spec.rollout)
-
-
-def unsupported_rollout(rollout: Rollout) -> Iterator[str]:
-    if rollout.canary is not None:
-        yield "spec.rollout.canary: leave it out; nodes move one by one within maxUnavailable"
-    if rollout.steps:
-        yield "spec.rollout.steps: leave it out; nodes move one by one within maxUnavailable"
-    if rollout.windows:
-        yield "spec.rollout.windows: leave it out, or set spec.paused"
-    if rollout.on_failure != "Pause":
-        yield f"spec.rollout.onFailure {rollout.on_failure}: write Pause"
 
 
 def unsupported_class(spec: HardwareClassSpec) -> Iterator[str]:

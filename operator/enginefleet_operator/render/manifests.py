@@ -240,6 +240,19 @@ def workload(s: Snapshot, action: CreateWorkload) -> dict[str, Any]:
     }
 
 
+def revision(s: Snapshot, action: CreateWorkload) -> dict[str, Any]:
+    """The DaemonSet of one engine as it would be created, kept for a rollback: neither Git nor a build is needed to make it again."""
+    kept = workload(s, action)
+    metadata = kept["metadata"]
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "ControllerRevision",
+        "metadata": {name: metadata[name] for name in ("name", "namespace", "labels", "annotations", "ownerReferences")},
+        "data": kept,
+        "revision": s.generation,
+    }
+
+
 def _template_metadata(s: Snapshot, pod_labels: dict[str, str]) -> dict[str, Any]:
     written = (s.spec.serving.template or {}).get("metadata") or {}
     return {"labels": dict(written.get("labels") or {}) | pod_labels, "annotations": dict(written.get("annotations") or {})}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -105,21 +105,24 @@ def reported(needs: tuple[Need, ...], failures: Mapping[str, str] | None = None)
 
 
 def play(
-    s: Snapshot, failures: Mapping[str, str] | None = None, answers: Mapping[str, Answer] | None = None
+    s: Snapshot,
+    failures: Mapping[str, str] | None = None,
+    answers: Mapping[str, Answer] | None = None,
+    said: Callable[[Snapshot, StartPrepare], PrepareReport] | None = None,
 ) -> tuple[Snapshot, list[list[str]]]:
-    """Let every Job end well, or as told (by need, by variant); the end, and what each prepare Job made."""
+    """Let every Job end well, or as told (by need, by variant, by what prepare Jobs report); the end, and what each prepare Job made."""
     jobs: list[list[str]] = []
     for _ in range(100):
         plan = decide(s, w.NOW)
         s = w.apply(s, plan)
         if start := next((a for a in plan.actions if isinstance(a, StartPrepare)), None):
             jobs.append([n.id for n in start.needs])
-            s = w.end_job(s, "prepare", report=reported(start.needs, failures))
+            s = w.end_job(s, "prepare", report=said(s, start) if said else reported(start.needs, failures))
             continue
         running = {j.build for j in s.jobs if j.active and j.role == "build"}
         if build := next((b for b in s.builds if b.name in running), None):
-            said = w.build_report(build, (answers or {}).get(build.spec.variant, Answer.PASS), ["so it is"])
-            s = replace(s, jobs=tuple(replace(j, active=False, report=said) if j.build == build.name else j for j in s.jobs))
+            report = w.build_report(build, (answers or {}).get(build.spec.variant, Answer.PASS), ["so it is"])
+            s = replace(s, jobs=tuple(replace(j, active=False, report=report) if j.build == build.name else j for j in s.jobs))
             continue
         if not plan.actions and plan.status is None:
             return s, jobs

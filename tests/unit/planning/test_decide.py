@@ -72,7 +72,8 @@ def test_a_passed_engine_is_rolled_out_by_a_workload_a_service_and_labels() -> N
     assert len(s.workloads) == 1
     assert s.has_service
     key = labels.release_key("vision", "m")
-    assert {n.labels.get(key) for n in s.nodes} == {s.workloads[0].label}
+    assert [n.labels[key] for n in s.nodes if key in n.labels] == [s.workloads[0].label], "the canary node moves first"
+    assert {n.labels.get(key) for n in w.serving(s).nodes} == {s.workloads[0].label}
 
 
 def test_it_is_ready_when_every_reachable_node_serves() -> None:
@@ -239,7 +240,11 @@ def test_an_engine_lost_from_the_store_is_built_again() -> None:
         ({"classes": {}}, "HardwareClassNotFound", "'cpu'"),
         ({"classes": {"cpu": w.hardware_class(allowedNamespaces={"matchLabels": {"team": "x"}})}}, "NamespaceNotAllowed", "team=x"),
         ({"spec": w.spec(precision="bf16")}, "NotYetSupported", "bf16"),
-        ({"spec": w.spec(rollout={"steps": ["10%"]})}, "NotYetSupported", "spec.rollout.steps"),
+        (
+            {"spec": w.spec(rollout={"windows": [{"days": ["Sat"], "start": "02:00", "duration": "4h", "timeZone": "Europe/Berlinn"}]})},
+            "UnknownTimeZone",
+            "Europe/Berlinn",
+        ),
         ({"spec": w.spec(serving={"mode": "Deployment"})}, "NotYetSupported", "Deployment"),
         ({"classes": {"cpu": w.hardware_class(executionProvider="CoreML")}}, "NotYetSupported", "CoreML"),
     ],
@@ -332,7 +337,7 @@ def test_a_class_that_vanishes_stops_nothing() -> None:
 
 def test_a_node_that_left_the_class_loses_our_label() -> None:
     s = w.settle(w.serving(w.passed_fleet()))
-    left = replace(s.nodes[0], labels={k: v for k, v in s.nodes[0].labels.items() if k != "hardware"})
+    left = replace(s.nodes[0], labels={k: v for k, v in s.nodes[0].labels.items() if k == labels.release_key("vision", "m")})
     plan = decide(replace(s, nodes=(left, *s.nodes[1:])), w.NOW)
     assert [(a.node, list(a.labels.values())) for a in plan.actions if isinstance(a, LabelNode)] == [(left.name, [None])]
 

@@ -27,9 +27,12 @@ from enginefleet_operator.planning.model import (
     EngineBuild,
     HardwareClass,
     Job,
+    KeepRevision,
     LabelNode,
     Node,
     Plan,
+    RestoreWorkload,
+    Revision,
     ServingPod,
     Snapshot,
     StartBuild,
@@ -84,8 +87,12 @@ def observed(node: str, name: str = "cpu", digest: str = IMAGE_A) -> NodeFingerp
     return NodeFingerprintSpec.model_validate({"node": node, "host": {"digest": HOST_DIGEST, "facts": HOST}, "observations": [one]})
 
 
-def node(name: str, *, ready: bool = True, hardware: str = "cpu", release: str = "") -> Node:
+def node(name: str, *, ready: bool = True, hardware: str = "cpu", release: str = "", known: bool = False) -> Node:
+    """`known`: with the labels that say its fingerprint."""
     have = {"hardware": hardware} | ({labels.release_key("vision", "m"): release} if release else {})
+    if known:
+        seen = fingerprint.identify(fingerprint.combine(HOST, RUNTIME))
+        have |= {labels.fp_key(hardware, IMAGE_A): seen, labels.fp_key(hardware): seen}
     return Node(name, "7", have, ready)
 
 
@@ -103,7 +110,7 @@ def fleet(nodes: int = 3, **changes: Any) -> Snapshot:
         classes={"cpu": hardware_class()},
         namespace_labels={},
         store=EngineStoreSpec(uri="s3://engines/vision/"),
-        nodes=tuple(node(n) for n in names),
+        nodes=tuple(node(n, known=True) for n in names),
         fingerprints={n: observed(n) for n in names},
     )
     return replace(base, **changes)
@@ -157,6 +164,27 @@ def apply(s: Snapshot, plan: Plan) -> Snapshot:
             case CreateWorkload():
                 w = Workload(a.name, f"uid-{a.name}", a.hardware_class, a.spec.fingerprint, a.label, a.build, a.spec.image_digest, a.blob)
                 s = replace(s, workloads=(*s.workloads, w))
+            case KeepRevision(workload=a_kept):
+                digest = a_kept.spec.image_digest
+                kept = Revision(
+                    a_kept.name,
+                    f"uid-revision-{a_kept.name}",
+                    a_kept.hardware_class,
+                    a_kept.spec.fingerprint,
+                    a_kept.label,
+                    digest,
+                    NOW + len(s.revisions),
+                )
+                s = replace(s, revisions=(*s.revisions, kept))
+            case RestoreWorkload():
+                r = next(r for r in s.revisions if r.name == a.name)
+                s = replace(
+                    s,
+                    workloads=(
+                        *s.workloads,
+                        Workload(r.name, f"uid-{r.name}-again", r.hardware_class, r.fingerprint, r.label, "", r.image_digest, ""),
+                    ),
+                )
             case CreateService():
                 s = replace(s, has_service=True)
             case LabelNode():
@@ -167,6 +195,7 @@ def apply(s: Snapshot, plan: Plan) -> Snapshot:
                     jobs=tuple(j for j in s.jobs if j.uid != a.uid),
                     builds=tuple(b for b in s.builds if b.uid != a.uid),
                     workloads=tuple(w for w in s.workloads if w.uid != a.uid),
+                    revisions=tuple(r for r in s.revisions if r.uid != a.uid),
                 )
     return s
 
@@ -196,13 +225,30 @@ def prepared_fleet(**changes: Any) -> Snapshot:
 
 
 def passed_fleet(**changes: Any) -> Snapshot:
-    """The engine passed, the nodes are labelled; no pods yet."""
+    """The engine passed, the canary node is labelled; no pods yet."""
     s = prepared_fleet(**changes)
     return settle(end_job(s, "build", report=build_report(s.builds[0]), node="n0"))
 
 
-def serving(s: Snapshot, *, ready: bool = True) -> Snapshot:
-    """A pod on each node for the release that its label names."""
+def follow(s: Snapshot, *, ready: bool = True) -> Snapshot:
+    """A pod on each node for the release that its label names; what follows another one is gone."""
     key = labels.release_key(s.namespace, s.name)
-    pods = tuple(ServingPod(f"pod-{n.name}", f"uid-pod-{n.name}", n.name, n.labels[key], ready) for n in s.nodes if n.labels.get(key))
-    return replace(s, pods=pods)
+    have = {n.name: n.labels[key] for n in s.nodes if n.labels.get(key) and not n.labels[key].startswith(labels.DRAINING)}
+    kept = [p for p in s.pods if have.get(p.node) == p.workload_label]
+    known = {p.node for p in kept}
+    made = [
+        ServingPod(f"pod-{name}-{label}", f"uid-pod-{name}-{label}", name, label, ready)
+        for name, label in have.items()
+        if name not in known
+    ]
+    return replace(s, pods=(*kept, *made))
+
+
+def serving(s: Snapshot, *, ready: bool = True) -> Snapshot:
+    """Pods follow the labels, and labels the pods that got ready, until nothing moves. The last decisions are still to be made."""
+    for _ in range(50):
+        after = follow(s, ready=ready)
+        if after == s:
+            return s
+        s = settle(after) if ready else after
+    raise AssertionError("never settles")

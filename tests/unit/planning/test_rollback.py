@@ -1,0 +1,251 @@
+"""Whole stories of a rollout over snapshots: canary, failure and the way back, annotations, what is kept for it, windows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from enginefleet_operator import labels
+from enginefleet_operator.planning.decide import decide
+from enginefleet_operator.planning.model import Delete, KeepRevision, LabelNode, RestoreWorkload, Snapshot, StartBuild, StartPrepare
+
+from . import worlds as w
+from .test_decide import condition
+
+KEY = labels.release_key("vision", "m")
+TROUBLE = ("RuntimeMismatch", "the engine is of ONNX Runtime 1.24.4, the serving image holds 1.23.2.")
+
+
+def template(image: str) -> dict[str, Any]:
+    return {"template": {"spec": {"containers": [{"name": "x", "image": image}]}}}
+
+
+def changed(s: Snapshot, image: str = "triton:2", **more: Any) -> Snapshot:
+    """Another pod template: a new release that needs no build."""
+    return replace(s, spec=w.spec(serving=template(image), **more), generation=s.generation + 1)
+
+
+def releases(s: Snapshot) -> list[str]:
+    return [n.labels.get(KEY, "").partition("-")[0] for n in s.nodes]
+
+
+def standing(s: Snapshot) -> Any:
+    return s.status.classes[0].rollout
+
+
+def played(s: Snapshot, bad: frozenset[str] = frozenset(), now: float = w.NOW, rounds: int = 60) -> Snapshot:
+    """Decide, let DaemonSet controller and kubelets follow, until nothing moves. Pods of releases in `bad` fail."""
+    for _ in range(rounds):
+        plan = decide(s, now)
+        after = w.follow(w.apply(s, plan)) if plan.actions or plan.status is not None else w.follow(s)
+        after = replace(
+            after,
+            pods=tuple(
+                replace(p, ready=False, trouble=TROUBLE)
+                if p.workload_label.partition("-")[0] in bad
+                else replace(p, since=now if p not in s.pods else p.since)
+                for p in after.pods
+            ),
+        )
+        if after == s:
+            return s
+        s = after
+    raise AssertionError("never quiet")
+
+
+def first(nodes: int = 3) -> Snapshot:
+    """A first release that every node serves."""
+    return played(w.passed_fleet(nodes=nodes))
+
+
+def broken_update(s: Snapshot, **more: Any) -> tuple[Snapshot, str]:
+    """A second release that fails on whatever node it comes to; where that ends."""
+    s = changed(s, **more)
+    s = w.apply(s, decide(s, w.NOW))
+    bad = standing(s).release
+    return played(s, frozenset({bad})), bad
+
+
+def test_a_release_that_every_node_serves_is_what_a_later_one_goes_back_to() -> None:
+    s = first()
+    assert standing(s).history == [standing(s).release]
+    assert (standing(s).step, standing(s).stable_release) == ("done", standing(s).release)
+    before = standing(s).release
+    s = played(changed(s))
+    assert standing(s).history[1:] == [before]
+    assert len(set(releases(s))) == 1
+    assert releases(s)[0] == standing(s).release != before
+    assert condition(s, "Ready")[0] == "True"
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 12])
+def test_a_canary_that_fails_is_taken_back_by_itself(nodes: int) -> None:
+    good = first(nodes)
+    s, bad = broken_update(good)
+    assert releases(s) == releases(good), "every node serves what it served before"
+    assert {p.workload_label.partition("-")[0] for p in s.pods if p.ready} == set(releases(good))
+    assert len({p.node for p in s.pods if p.ready}) == nodes
+    assert standing(s).refused.release == bad
+    assert standing(s).refused.reason == "CanaryFailed"
+    assert "RuntimeMismatch: the engine is of ONNX Runtime 1.24.4" in standing(s).refused.message
+    assert condition(s, "Stalled")[:2] == ("True", "RolledBack")
+    assert condition(s, "Ready")[0] == "False"
+    assert condition(s, "ServingStale")[0] == "True"
+    assert f"{nodes} of {nodes} nodes are back" in condition(s, "Ready")[2]
+    assert s.status.rollout == f"0/{nodes}"
+
+
+def test_it_is_written_down_before_a_node_moves_back() -> None:
+    s = changed(first())
+    for _ in range(20):
+        s = w.follow(w.apply(s, decide(s, w.NOW)))
+        s = replace(
+            s,
+            pods=tuple(replace(p, ready=False, trouble=TROUBLE) if p.workload_label.startswith(standing(s).release) else p for p in s.pods),
+        )
+        plan = decide(s, w.NOW)
+        if plan.status is not None and plan.status["classes"][0]["rollout"].get("refused"):
+            break
+    assert not any(isinstance(a, LabelNode) for a in plan.actions)
+    assert plan.wake_at is None or plan.wake_at >= w.NOW
+    back = decide(w.apply(s, plan), w.NOW)
+    assert [next(iter(a.labels.values())).startswith(labels.DRAINING) for a in back.actions if isinstance(a, LabelNode)] == [True]
+
+
+def test_a_release_that_was_taken_back_is_not_tried_again() -> None:
+    s, _ = broken_update(first())
+    assert decide(s, w.NOW + 86400).actions == ()
+    s = replace(s, nodes=(*s.nodes, w.node("n9", known=True)), fingerprints={**s.fingerprints, "n9": w.observed("n9")})
+    s = played(s)
+    assert len(set(releases(s))) == 1, "a node that joins gets the good one too"
+
+
+def test_another_spec_or_retry_tries_again() -> None:
+    s, bad = broken_update(first())
+    good = played(changed(s, image="triton:3"))
+    assert standing(good).refused is None
+    assert len(set(releases(good))) == 1
+    assert releases(good)[0] not in (bad, releases(s)[0])
+    again = played(replace(s, annotations={labels.RETRY: "1"}))
+    assert set(releases(again)) == {bad}, "it was mended outside: a secret, an image"
+    assert condition(again, "Ready")[0] == "True"
+
+
+def test_on_failure_pause_stops_and_takes_nothing_back() -> None:
+    s, bad = broken_update(first(), rollout={"onFailure": "Pause"})
+    assert releases(s).count(bad) == 1
+    assert standing(s).refused is None
+    assert "canary" in standing(s).paused_reason
+    assert condition(s, "Ready")[1] == "RuntimeMismatch"
+
+
+def test_the_first_release_of_all_stops_where_it_fails() -> None:
+    s = w.passed_fleet()
+    bad = standing(s).release
+    s = played(s, frozenset({bad}))
+    assert releases(s).count(bad) == 1
+    assert standing(s).refused is None
+    assert condition(s, "Ready")[1] == "RuntimeMismatch"
+
+
+def test_what_fails_long_after_its_rollout_is_not_taken_back() -> None:
+    s = played(changed(first()))
+    release = standing(s).release
+    s = played(s, frozenset({release}), now=w.NOW + 86400)
+    assert set(releases(s)) == {release}
+    assert standing(s).refused is None
+    assert s.status.classes[0].nodes.failed == 3
+
+
+# ---- annotations ----
+
+
+def test_abort_takes_a_finished_rollout_back_without_a_build() -> None:
+    before = first()
+    s = played(changed(before))
+    s = played(replace(s, annotations={labels.ABORT: "2027-01-15"}))
+    assert releases(s) == releases(before)
+    assert condition(s, "Stalled")[:2] == ("True", "Aborted")
+    assert s.status.abort_token == "2027-01-15"
+    assert not any(j.active for j in s.jobs)
+    assert len(s.builds) == len(before.builds)
+    after = played(changed(s, image="triton:3"))
+    assert len({*releases(after), *releases(before)}) == 2, "the token acted once"
+
+
+def test_abort_stops_a_rollout_in_the_middle() -> None:
+    before = first()
+    s = changed(before, rollout={"canary": {"count": 1, "soak": "1h"}})
+    s = played(s)
+    assert len(set(releases(s))) == 2
+    s = played(replace(s, annotations={labels.ABORT: "x"}))
+    assert releases(s) == releases(before)
+
+
+def test_promote_skips_canary_and_steps_of_the_release_at_hand() -> None:
+    s = played(changed(first(), rollout={"canary": {"count": 1, "soak": "1h"}, "steps": ["50%", "100%"]}))
+    assert (standing(s).step, len(set(releases(s)))) == ("canary", 2)
+    assert decide(s, w.NOW).wake_at == w.NOW + 3600
+    s = played(replace(s, annotations={labels.PROMOTE: "1"}))
+    assert set(releases(s)) == {standing(s).release}
+    later = played(changed(s, image="triton:3", rollout={"canary": {"count": 1, "soak": "1h"}}))
+    assert standing(later).step == "canary", "not of the next one"
+
+
+def test_a_soak_ends_by_itself() -> None:
+    s = played(changed(first(), rollout={"canary": {"count": 1, "soak": "1h"}}))
+    s = played(s, now=w.NOW + 3600)
+    assert set(releases(s)) == {standing(s).release}
+
+
+# ---- what is kept ----
+
+
+def test_every_workload_is_kept_as_a_revision_and_made_again_from_it() -> None:
+    before = first()
+    assert [r.name for r in before.revisions] == [x.name for x in before.workloads]
+    s = played(changed(before))
+    assert [x.label.partition("-")[0] for x in s.workloads] == [standing(s).release], "nothing runs the old one any more"
+    assert len(s.revisions) == 2
+    plan = decide(replace(s, annotations={labels.ABORT: "1"}), w.NOW)
+    assert [a.name for a in plan.actions if isinstance(a, RestoreWorkload)] == [before.workloads[0].name]
+    kinds = [type(a) for a in plan.actions]
+    assert kinds.index(RestoreWorkload) < kinds.index(LabelNode), "a label is never set before its workload is there"
+    assert not any(isinstance(a, StartBuild | StartPrepare | KeepRevision) for a in plan.actions)
+
+
+def test_a_workload_that_was_deleted_by_hand_is_made_again() -> None:
+    s, _ = broken_update(first())
+    serving = next(x for x in s.workloads if x.label == s.nodes[0].labels[KEY])
+    plan = decide(replace(s, workloads=tuple(x for x in s.workloads if x != serving)), w.NOW)
+    assert [a.name for a in plan.actions] == [serving.name]
+
+
+def test_revisions_older_than_the_history_limit_go() -> None:
+    s = first()
+    for number in range(2, 7):
+        s = played(changed(s, image=f"triton:{number}", historyLimit=2))
+    assert len(standing(s).history) == 3
+    assert {r.label.partition("-")[0] for r in s.revisions} == set(standing(s).history)
+    assert not any(isinstance(a, Delete) for a in decide(s, w.NOW).actions)
+
+
+# ---- windows ----
+
+
+def test_nodes_that_serve_move_in_windows_only_and_a_rollback_never_waits() -> None:
+    # NOW is Friday 2027-01-15 08:00 UTC
+    windows = [{"days": ["Fri"], "start": "10:00", "duration": "1h", "timeZone": "UTC"}]
+    before = first()
+    s = played(changed(before, rollout={"windows": windows}))
+    assert releases(s) == releases(before)
+    assert "wait for a window" in standing(s).paused_reason
+    assert decide(s, w.NOW).wake_at == w.NOW + 7200
+    assert standing(played(s, now=w.NOW + 7200)).step == "done"
+    opened = s
+    while "draining" not in str([n.labels[KEY] for n in opened.nodes]):
+        opened = w.follow(w.apply(opened, decide(opened, w.NOW + 7200)))
+    failed = played(opened, frozenset({standing(s).release}), now=w.NOW + 5 * 3600)
+    assert releases(failed) == releases(before)
