@@ -355,19 +355,6 @@ def with_class(make: Callable[[Path], object], version: str, facts: dict[str, An
     return both
 
 
-def newer_opset(op: str = "Relu") -> Callable[[Path], object]:
-    """ReduceMean changed in opset 18, so the number alone cannot be lowered."""
-
-    def make() -> ModelProto:
-        made = elementwise(op, shape=[1, 4], opset=18)
-        made.graph.initializer.append(numpy_helper.from_array(np.array([1], np.int64), "axes"))
-        made.graph.node.append(helper.make_node("ReduceMean", ["y", "axes"], ["mean"], "mean"))
-        made.graph.output.append(helper.make_tensor_value_info("mean", TensorProto.FLOAT, [1, 1]))
-        return made
-
-    return model(make)
-
-
 def det() -> ModelProto:
     made = elementwise("Relu", shape=[1, 4, 4])
     made.graph.node.append(helper.make_node("Det", ["y"], ["det"], "determinant"))
@@ -378,8 +365,8 @@ def det() -> ModelProto:
 EDGE = check("--class", "{}/class.json")
 FIXED = free(1, 4)
 CLASSES = [
-    Bad("an opset that TensorRT 8.6 lacks", with_class(newer_opset(), "8.6.2", {}), "OpsetTooNew",
-        ("opset 18", "class edge (TensorRT 8.6.2) takes at most 17"), EDGE),
+    Bad("an opset that TensorRT 10.0 lacks", with_class(model(lambda: elementwise("Identity", shape=[1, 4], opset=21)), "10.0.1", {}),
+        "OpsetTooNew", ("opset 21", "class edge (TensorRT 10.0.1) takes at most 20"), EDGE),
     Bad("an operator that TensorRT lacks", with_class(model(det), "10.3.0.30", ORIN), "UnsupportedOp",
         ("operator Det is unsupported in class edge (TensorRT 10.3.0.30)", "determinant"), EDGE),
     Bad("fp8 on Orin", with_class(FIXED, "10.3.0.30", ORIN), "PrecisionNotSupported", ("fp8", "8.7 (Jetson Orin) has"),

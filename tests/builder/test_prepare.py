@@ -11,8 +11,8 @@ import pytest
 
 from enginefleet_api.base import Contract
 from enginefleet_api.errors import PermanentError, TransientFault
-from enginefleet_api.jobs import PrepareReport, Source
-from enginefleet_api.resources import Calibration, Exclude, ExpectedBaseline, Preprocessing
+from enginefleet_api.jobs import PreflightTarget, PrepareReport, Source
+from enginefleet_api.resources import Calibration, Exclude, ExpectedBaseline, InputSpec, Preprocessing
 from enginefleet_api.variants import rungs
 from enginefleet_builder.io import Cancellation, Progress
 from enginefleet_builder.prepare import keys, qdq
@@ -183,6 +183,95 @@ def test_cancelling_ends_the_quantizer(bench: Bench) -> None:
 def test_a_pinned_digest_is_asserted(bench: Bench) -> None:
     source = Source(uri=bench.model.as_uri(), digest="sha256:" + "0" * 64)
     assert refusal(bench, model=source).reason == "DigestMismatch"
+
+
+# ---- what one target lacks ----
+
+
+CPU = PreflightTarget(id="cpu", name="cpu", backend="onnxruntime")
+XAVIER = PreflightTarget(id="xavier", name="xavier", backend="tensorrt", version="8.5.2.2", compute_capability="7.2")
+L4 = PreflightTarget(id="l4", name="l4", backend="tensorrt", version="10.3.0.26", compute_capability="8.9")
+OLDER = L4.model_copy(update={"id": "older", "name": "older", "version": "8.6.1.6"})
+FP32, INT8 = (rungs(precision, Calibration(method="max"))[0] for precision in ("fp32", "int8"))
+PROFILE = [InputSpec.model_validate({"name": "x", "profiles": [{size: [1, 1, 8, 8] for size in ("min", "opt", "max")}]})]
+
+
+def normalising(opset: int = 17) -> onnx.ModelProto:
+    """LayerNormalization, which TensorRT has since 8.6, and at opset 18 a ReduceMean with its axes as an input."""
+    model = classifier(opset=opset)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(4, np.float32), "even"))
+    model.graph.node[-1].output[0] = "raw"
+    model.graph.node.append(onnx.helper.make_node("LayerNormalization", ["raw", "even"], ["scores"], "last.norm"))
+    if opset >= 18:
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1], np.int64), "axes"))
+        model.graph.node.append(onnx.helper.make_node("ReduceMean", ["raw", "axes"], ["mean"], "mean"))
+        model.graph.output.append(onnx.helper.make_tensor_value_info("mean", onnx.TensorProto.FLOAT, ["batch", 1]))
+    return model
+
+
+def made(report: PrepareReport) -> list[str]:
+    return [f"{one.flavour}/{one.variant}" for one in report.prepared if not one.failure]
+
+
+def told(report: PrepareReport) -> list[tuple[list[str], list[str], str]]:
+    return [(one.targets, one.variants, one.reason) for one in report.refused]
+
+
+def test_what_one_release_lacks_is_refused_to_that_class_and_made_for_the_others(bench: Bench) -> None:
+    bench.give(normalising())
+    flavours = ["onnxruntime", "tensorrt-8", "tensorrt-10"]
+    report = bench.prepare(targets=[CPU, XAVIER, L4], flavours=flavours, best_effort=True, inputs=PROFILE)
+    assert made(report) == ["onnxruntime/fp32", "tensorrt-10/fp32"]
+    assert told(report) == [(["xavier"], [], "UnsupportedOp")]
+    assert "operator LayerNormalization is unsupported in class xavier (TensorRT 8.5.2.2); used by last.norm" in report.refused[0].message
+    assert "plugin" in report.refused[0].hint
+    assert report.baseline is not None
+    assert not [note for note in report.notes if "LayerNormalization" in note]
+
+
+def test_a_flavour_is_made_while_one_class_of_it_can_run_the_model(bench: Bench) -> None:
+    bench.give(normalising())
+    report = bench.prepare(targets=[XAVIER, OLDER], flavours=["tensorrt-8"], inputs=PROFILE)
+    assert made(report) == ["tensorrt-8/fp32"]
+    assert told(report) == [(["xavier"], [], "UnsupportedOp")]
+
+
+def test_where_nobody_can_run_the_model_that_is_said_at_once_and_a_baseline_is_left_for_later(bench: Bench) -> None:
+    bench.give(normalising())
+    alone = bench.prepare(targets=[XAVIER], flavours=["tensorrt-8"], inputs=PROFILE)
+    assert (alone.prepared, alone.baseline_key, told(alone)) == ([], None, [(["xavier"], [], "UnsupportedOp")])
+    fitted = bench.prepare(targets=[XAVIER.model_copy(update={"plugins": ("/opt/norm.so",)})], flavours=["tensorrt-8"], inputs=PROFILE)
+    assert (made(fitted), fitted.refused) == (["tensorrt-8/fp32"], [])
+    assert fitted.baseline_key
+
+
+def test_a_precision_that_one_device_lacks_is_refused_to_it_alone(bench: Bench) -> None:
+    nano = PreflightTarget(id="nano", name="nano", backend="tensorrt", version="8.5.2.2", compute_capability="6.2")
+    report = bench.prepare(targets=[nano, XAVIER], variants=[FP32, INT8], flavours=["tensorrt-8"], inputs=PROFILE)
+    assert made(report) == ["tensorrt-8/fp32", "tensorrt-8/int8-max"]
+    assert told(report) == [(["nano"], ["int8-max"], "PrecisionNotSupported")]
+
+
+def test_a_free_batch_without_a_profile_is_refused_to_tensorrt_only(bench: Bench) -> None:
+    report = bench.prepare(targets=[CPU, L4], flavours=["onnxruntime", "tensorrt-10"], best_effort=True)
+    assert made(report) == ["onnxruntime/fp32"]
+    assert told(report) == [(["l4"], [], "ProfileMissing")]
+
+
+def test_what_is_wrong_with_the_model_itself_ends_the_job_and_says_all(bench: Bench) -> None:
+    bench.give(normalising())
+    error = refusal(bench, targets=[CPU, XAVIER], validation=bench.gate(min_samples=401), inputs=PROFILE)
+    assert error.reason == "TooFewSamples"
+    assert "2 findings: (1) TooFewSamples" in error.message
+    assert "(2) UnsupportedOp: operator LayerNormalization" in error.message
+
+
+def test_a_newer_opset_is_converted_for_tensorrt_8_and_refused_to_nobody(bench: Bench, tmp_path: Path) -> None:
+    bench.give(normalising(18))
+    report = bench.prepare(targets=[OLDER], flavours=["tensorrt-8"], inputs=PROFILE, validation=None, validation_source=None)
+    assert report.refused == []
+    assert any("takes at most 17; prepare converts it" in note for note in report.notes)
+    assert models.opsets(prepared_model(bench, report.prepared[0].prepared_key, tmp_path / "out")) == {"": 17}
 
 
 # ---- keys ----

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -76,7 +77,9 @@ def preflight(
     with tempfile.TemporaryDirectory(prefix="preflight-") as folder:
         path = _model(model, Path(folder), progress)
         inspected = inspect(path, asked, progress, cure)
-    findings = [FindingReport.model_validate(finding.to_json_dict()) for finding in inspected.findings]
+    # two kinds of device of one class may lack the same
+    told = dict.fromkeys(replace(finding, target="") for finding in inspected.findings)
+    findings = [FindingReport.model_validate(finding.to_json_dict()) for finding in told]
     cured = str(inspected.path) if inspected.cured else ""
     return PreflightReport(model=model, targets=chosen, findings=findings, cured=cured), exit_code(inspected.findings)
 

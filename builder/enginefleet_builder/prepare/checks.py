@@ -500,13 +500,12 @@ def batch_axis(subject: Subject) -> Iterator[Finding]:
         size = spec.shape[0] if spec.shape else None
         other = [str(batch) for batch in subject.asked.batch_sizes if batch != size]
         if isinstance(size, int) and size > 0 and other:
-            message = f"input {clean(spec.name)!r} has the shape {_shape(spec)}: the batch axis is fixed to {size}, and {', '.join(other)} is asked for."
+            message = f"input {clean(spec.name)!r} has the shape {shape_text(spec)}: the batch axis is fixed to {size}, and {', '.join(other)} is asked for."
             yield Finding("error", "BatchFixed", message, "Export the model with a free batch axis, or ask for that batch size only.")
 
 
 def profiles(subject: Subject) -> Iterator[Finding]:
     by_name = {spec.name: spec for spec in models.inputs(subject.model)}
-    needs_batch = any(target.backend != "onnxruntime" for target in subject.asked.targets)
     for asked in subject.asked.inputs:
         spec = by_name.get(asked.name)
         if spec is None:
@@ -517,11 +516,10 @@ def profiles(subject: Subject) -> Iterator[Finding]:
             yield from _profile_findings(spec, profile)
     given = {asked.name for asked in subject.asked.inputs}
     for name, spec in by_name.items():
-        dynamic = [axis for axis, size in enumerate(spec.shape) if not isinstance(size, int) or size < 0]
-        # ONNX Runtime takes any size; a free batch axis needs no decision there, other axes must be pinned to what is calibrated and measured
-        if name in given or not dynamic or (dynamic == [0] and not needs_batch):
+        # a free batch axis needs no decision in ONNX Runtime; other axes must be pinned to what is calibrated and measured
+        if name in given or models.free_axes(spec) in ([], [0]):
             continue
-        message = f"input {clean(name)!r} has the shape {_shape(spec)}, and spec.inputs has no profile for it."
+        message = f"input {clean(name)!r} has the shape {shape_text(spec)}, and spec.inputs has no profile for it."
         yield Finding("error", "ProfileMissing", message, "Add a profile with min, opt and max.")
 
 
@@ -530,10 +528,10 @@ def _profile_findings(spec: TensorSpec, profile: Profile) -> Iterator[Finding]:
     shapes = {"min": profile.min, "opt": profile.opt, "max": profile.max}
     for kind, shape in shapes.items():
         if len(shape) != len(spec.shape):
-            message = f"profile {kind} of input {name!r} is {shape}, the model's shape is {_shape(spec)}: {len(spec.shape)} axes."
+            message = f"profile {kind} of input {name!r} is {shape}, the model's shape is {shape_text(spec)}: {len(spec.shape)} axes."
             yield Finding("error", "ProfileMismatch", message, "Correct the profile.")
         elif any(isinstance(want, int) and want not in (have, -1) for want, have in zip(spec.shape, shape, strict=True)):
-            message = f"profile {kind} of input {name!r} is {shape}, the model's shape is {_shape(spec)}."
+            message = f"profile {kind} of input {name!r} is {shape}, the model's shape is {shape_text(spec)}."
             yield Finding("error", "ProfileMismatch", message, "Fixed axes cannot change: correct the profile or export with dynamic axes.")
     if len({len(shape) for shape in shapes.values()}) == 1 and not all(
         low <= best <= high for low, best, high in zip(profile.min, profile.opt, profile.max, strict=True)
@@ -542,7 +540,7 @@ def _profile_findings(spec: TensorSpec, profile: Profile) -> Iterator[Finding]:
         yield Finding("error", "ProfileMismatch", message, "Correct the profile.")
 
 
-def _shape(spec: TensorSpec) -> str:
+def shape_text(spec: TensorSpec) -> str:
     return "[" + ", ".join("?" if size in (None, -1) else clean(str(size)) for size in spec.shape) + "]"
 
 

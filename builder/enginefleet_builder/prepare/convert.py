@@ -12,7 +12,7 @@ A change here that gives another file raises identity.PREPARE_RECIPE.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -33,11 +33,10 @@ from ..backends.ort_session import Level
 from ..gate.datasets import Dataset
 from ..io import Progress
 from . import model as models
-from . import modelopt, qdq, quantize, sensitivity
+from . import modelopt, opsets, qdq, quantize, sensitivity
 from .feeds import Feed, Feeds, invented
 from .qdq import keep
 
-HIGHEST_OPSET: Mapping[str, int] = {"tensorrt-8": 17}
 CAST_SAMPLES, SAMPLES = 4, 32
 """Samples that AutoCast sees with all their tensors, and that closeness is measured on."""
 ALIKE = 0.9999
@@ -107,7 +106,7 @@ class Converter:
 
     def _as_it_is(self, flavour: str, folder: Path) -> Path:
         """Byte for byte, unless the flavour takes older opsets only."""
-        lowered = quantize.at_opset(self._path, folder / self._path.name, most=HIGHEST_OPSET.get(flavour, 1000))
+        lowered = quantize.at_opset(self._path, folder / self._path.name, most=opsets.HIGHEST.get(flavour, 1000))
         if lowered != self._path:
             try:
                 found = (
@@ -116,7 +115,7 @@ class Converter:
             except PermanentError as error:
                 cosine, found = "0", error.message
             if float(cosine) < ALIKE:
-                message = f"converted to opset {HIGHEST_OPSET[flavour]} the model does not compute the same: {found}."
+                message = f"converted to opset {opsets.HIGHEST[flavour]} the model does not compute the same: {found}."
                 raise PermanentError("OpsetNotConvertible", message.replace("..", "."), "Export it with that opset.")
         else:
             for entry in models.model_files(self._path, self._model):
@@ -237,7 +236,7 @@ class Converter:
 
     def _folded(self, flavour: str) -> Path:
         """Constants folded, nodes named, in an opset that Q/DQ nodes of the flavour can live in."""
-        most = HIGHEST_OPSET.get(flavour, 1000)
+        most = opsets.HIGHEST.get(flavour, 1000)
         folder = self._scratch / f"opset-{most}"
         folded = folder / "folded.onnx"
         if not folded.exists():

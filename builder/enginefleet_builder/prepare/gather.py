@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -14,7 +14,7 @@ from enginefleet_api import identity
 from enginefleet_api.errors import PermanentError
 from enginefleet_api.identity import Json
 from enginefleet_api.jobs import PrepareRequest, Source
-from enginefleet_api.resources import Preprocessing
+from enginefleet_api.resources import Preprocessing, RefusedTarget
 from enginefleet_api.variants import CAST, SCALED
 
 from ..gate import hygiene
@@ -26,7 +26,7 @@ from . import cures
 from . import export as exports
 from . import model as models
 from .checks import Asked
-from .findings import Finding, errors, refuse
+from .findings import Finding, fatal, refuse, refused_targets
 from .preflight import preflight
 
 
@@ -54,6 +54,7 @@ class Given:
     digest: str
     calibration: Data | None
     validation: Data | None
+    refused: list[RefusedTarget] = field(default_factory=list)
 
 
 def scaled(request: PrepareRequest) -> bool:
@@ -95,7 +96,7 @@ def gather(request: PrepareRequest, folder: Path, progress: Progress) -> tuple[G
         # an exporter writes the date into its file: not the file's digest but what made it
         source = digest = identity.digest({"source": fetched.digest, "export": _exported(request)}) if exported else fetched.digest
         path = inspected.path
-        if not errors(inspected.findings):
+        if not fatal(inspected.findings):
             model = models.read_model(path)
             if inspected.cured and exported:
                 reasons = sorted({finding.reason for finding in inspected.findings if finding.severity == "cured"})
@@ -129,7 +130,9 @@ def gather(request: PrepareRequest, folder: Path, progress: Progress) -> tuple[G
     assert fetched is not None
     assert path is not None
     assert model is not None
-    return Given(request, fetched, path, model, source, digest, calibration, validation), [*notes, *(finding.note for finding in findings)]
+    refused = refused_targets(findings, request.variants)
+    notes += [finding.note for finding in findings if not finding.target]
+    return Given(request, fetched, path, model, source, digest, calibration, validation, refused), notes
 
 
 def _exported(request: PrepareRequest) -> Json:

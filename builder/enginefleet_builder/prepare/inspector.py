@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from ..gate.arrays import Array
 from . import checks, cures, native_checks, target_checks
 from . import model as models
 from .checks import Asked, Subject
-from .findings import Finding, clean, errors
+from .findings import Finding, clean, fatal
 
 MEMORY = 6 << 30
 """Address space without the file's share; the libraries alone reserve two or three GiB."""
@@ -88,23 +89,21 @@ def limit(path: Path) -> None:
 
 
 def summed(findings: list[Finding]) -> list[Finding]:
-    """Each finding once, and at most MOST_OF_A_KIND of one reason: a file can hold a million of them."""
+    """Each finding once, and at most MOST_OF_A_KIND of one reason and target: a file can hold a million of them."""
     kept: list[Finding] = []
-    counted: Counter[str] = Counter()
+    counted: Counter[Finding] = Counter()
     for finding in dict.fromkeys(findings):
-        counted[finding.reason] += 1
-        if counted[finding.reason] <= MOST_OF_A_KIND:
+        kind = replace(finding, message="", hint="")
+        counted[kind] += 1
+        if counted[kind] <= MOST_OF_A_KIND:
             kept.append(finding)
-    for reason, times in counted.items():
-        if times > MOST_OF_A_KIND:
-            severity = next(finding.severity for finding in kept if finding.reason == reason)
-            kept.append(Finding(severity, reason, f"{times - MOST_OF_A_KIND} more like it."))
-    return kept
+    more = {kind: times - MOST_OF_A_KIND for kind, times in counted.items() if times > MOST_OF_A_KIND}
+    return kept + [replace(kind, message=f"{times} more like it.") for kind, times in more.items()]
 
 
 def broken(findings: list[Finding]) -> bool:
     """Whether asking ONNX's own tools is of no use."""
-    return any(finding.reason in STRUCTURE_BROKEN for finding in errors(findings))
+    return any(finding.reason in STRUCTURE_BROKEN for finding in fatal(findings))
 
 
 def too_demanding(what: str) -> Finding:
@@ -112,8 +111,9 @@ def too_demanding(what: str) -> Finding:
     return Finding("error", "ModelTooDemanding", f"the file cannot be checked within the limits: {what}.", hint)
 
 
-def _json(finding: Finding) -> dict[str, str]:
-    return finding.to_json_dict() | {"failureClass": finding.failure_class.value}
+def _json(finding: Finding) -> dict[str, Any]:
+    more = {"failureClass": finding.failure_class.value, "target": finding.target, "precisions": finding.precisions}
+    return finding.to_json_dict() | more
 
 
 if __name__ == "__main__":

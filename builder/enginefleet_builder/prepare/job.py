@@ -11,7 +11,7 @@ from typing import Any
 
 from enginefleet_api.documents import Baseline, PreparedManifest
 from enginefleet_api.errors import PermanentError
-from enginefleet_api.flavours import PRECISIONS
+from enginefleet_api.flavours import PRECISIONS, flavour_of
 from enginefleet_api.jobs import PrepareReport, PrepareRequest, ResolvedPrepared, clip
 from enginefleet_api.variants import CAST, SCALED, Variant
 
@@ -39,6 +39,8 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
         dataset = given.calibration.dataset if given.calibration else None
         with converter(given.path, request.calibration, dataset, request.inputs, Path(folder) / "scratch", progress) as one:
             for flavour, variant in itertools.product(request.flavours, request.variants):
+                if not _wanted(given, flavour, variant):
+                    continue
                 try:
                     manifest, made = _prepared(given, flavour, variant, one, records, Path(folder), progress)
                 except PermanentError as error:
@@ -51,7 +53,8 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
                 prepared.append(_resolved(manifest))
                 notes += [note for note in manifest.notes if note not in notes]
                 fresh |= made
-        baseline, made = _baseline(given, records, progress)
+        # where nobody can have anything that is said at once; the baseline comes with what can be had later
+        baseline, made = _baseline(given, records, progress) if prepared else (None, False)
         fresh |= made
         advice = _advice(given, baseline)
         if advice is not None and advice.note:
@@ -61,6 +64,7 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
         calibration=given.calibration.fetched.digest if given.calibration else None,
         validation=given.validation.fetched.digest if given.validation else None,
         prepared=prepared,
+        refused=given.refused,
         baseline_key=baseline.baseline_key if baseline else None,
         baseline=baseline.metric if baseline else None,
         advised_samples=advice.samples if advice else None,
@@ -68,6 +72,13 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
         notes=notes,
         seconds=f"{time.monotonic() - started:.1f}",
     )
+
+
+def _wanted(given: Given, flavour: str, variant: Variant) -> bool:
+    """Whether a target is left that is served with it, or none is told of the flavour."""
+    targets = [target for target in given.request.targets if flavour_of(target.backend, target.version) == flavour]
+    refusing = {name for one in given.refused if not one.variants or variant.id in one.variants for name in one.targets}
+    return not targets or any((target.id or target.name) not in refusing for target in targets)
 
 
 def _resolved(item: PreparedManifest) -> ResolvedPrepared:

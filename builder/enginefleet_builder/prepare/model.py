@@ -232,6 +232,10 @@ def outputs(model: ModelProto) -> list[TensorSpec]:
     return [_spec(item) for item in model.graph.output]
 
 
+def free_axes(spec: TensorSpec) -> list[int]:
+    return [axis for axis, size in enumerate(spec.shape) if not isinstance(size, int) or size < 0]
+
+
 def _spec(item: ValueInfoProto) -> TensorSpec:
     tensor = item.type.tensor_type
     shape: list[int | str | None] = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim]

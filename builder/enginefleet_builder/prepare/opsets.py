@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnx
 from onnx import ModelProto
 
+from enginefleet_api.flavours import TENSORRT_8
+
 from . import model as models
+
+HIGHEST: Mapping[str, int] = {TENSORRT_8: 17}
+"""By flavour: the newest opset that models are prepared in; newer ones are converted (convert.py)."""
 
 
 def lowered_opset(model: ModelProto, ceiling: int) -> int | None:

@@ -19,7 +19,7 @@ from ..backends.onnxruntime import open_session
 from ..io import Progress
 from . import cures
 from .checks import Asked
-from .findings import Finding, errors
+from .findings import Finding, fatal
 from .inspector import broken, too_demanding
 
 INSPECTOR = "enginefleet_builder.prepare.inspector"
@@ -46,13 +46,13 @@ def preflight(path: Path, asked: Asked, progress: Progress, cure_into: Path | No
         _ask(child, {"do": "check", "path": str(path), "asked": asked.to_json_dict()}, found)
         if not broken(found) and not _unread(found):
             _ask(child, {"do": "native"}, found)
-        if cure_into is not None and not errors(found) and any(finding.severity == "cured" for finding in found):
+        if cure_into is not None and not fatal(found) and any(finding.severity == "cured" for finding in found):
             cure_into.mkdir(parents=True)
             answer = _ask(child, {"do": "cure", "folder": str(cure_into)}, found)
             target, cured = (Path(answer["file"]), True) if answer.get("file") else (path, False)
-    if not errors(found):
+    if not fatal(found):
         found += _loads(target, progress, curable=not cured and any(finding.severity == "cured" for finding in found))
-    if cured and not errors(found):
+    if cured and not fatal(found):
         try:
             found.append(Finding("cured", "CureChecked", cures.compare(path, target, asked.inputs, progress) + "."))
         except PermanentError as error:
@@ -80,8 +80,8 @@ def _ask(child: Child, header: Mapping[str, Any], found: list[Finding]) -> Mappi
             found.append(Finding("error", "ModelCrashesParser", f"the file makes ONNX's parser or checker crash: {what}", hint))
         return {}
     for item in answer["findings"]:
-        failure_class = FailureClass(item["failureClass"])
-        found.append(Finding(item["severity"], item["reason"], item["message"], item["hint"], failure_class))
+        about = {"target": item["target"], "precisions": tuple(item["precisions"])}
+        found.append(Finding(item["severity"], item["reason"], item["message"], item["hint"], FailureClass(item["failureClass"]), **about))
     return answer
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -10,15 +11,15 @@ import onnx
 from onnx import TensorProto
 
 from enginefleet_api.fingerprint import BACKEND_NAMES
-from enginefleet_api.flavours import release
+from enginefleet_api.flavours import flavour_of, release
 from enginefleet_api.jobs import PreflightTarget
 
 from ..backends.onnxruntime import MAX_MODEL_BYTES
 from . import model as models
 from . import targets
-from .checks import Subject, model_bytes, used_operators
+from .checks import Subject, model_bytes, shape_text, used_operators
 from .findings import Finding, clean, named
-from .opsets import lowered_opset
+from .opsets import HIGHEST, lowered_opset
 
 CONTROL_FLOW = ("If", "Loop", "Scan")
 DATA_DEPENDENT = ("NonZero", "NonMaxSuppression", "Unique", "Compress")
@@ -28,9 +29,13 @@ JETSON_ONLY_DLA = ("7.2", "8.7")
 
 
 def check(subject: Subject) -> list[Finding]:
-    """Findings about each target, each once."""
-    found = [finding for target in subject.asked.targets for one in CHECKS for finding in one(subject, target)]
+    """Findings about each target, each once. Errors name it: what one target lacks keeps nobody else from being served."""
+    found = [_about(finding, target) for target in subject.asked.targets for one in CHECKS for finding in one(subject, target)]
     return list(dict.fromkeys(found))
+
+
+def _about(finding: Finding, target: PreflightTarget) -> Finding:
+    return replace(finding, target=target.id or target.name) if finding.severity == "error" else finding
 
 
 def _called(target: PreflightTarget) -> str:
@@ -65,6 +70,10 @@ def opset(subject: Subject, target: PreflightTarget) -> Iterator[Finding]:
         if lowered is not None:
             note = f"{message[:-1]}; no operator of it changed since opset {lowered}, so the number is lowered."
             yield Finding("cured", "OpsetTooNew", note)
+        elif takes >= HIGHEST.get(flavour_of(target.backend, target.version) or "", takes + 1):
+            yield Finding(
+                "warning", "OpsetTooNew", f"{message[:-1]}; prepare converts it, and compares.", f"Export it with opset {takes} or lower."
+            )
         elif documented:
             hint = f"Export it with opset {takes} or lower: parsers fail above it with words that name something else."
             yield Finding("error", "OpsetTooNew", message, hint)
@@ -153,6 +162,18 @@ def input_types(subject: Subject, target: PreflightTarget) -> Iterator[Finding]:
             yield Finding("error", "InputType", message, "Export the model with one of these types, and convert inside of it.")
 
 
+def batch_profile(subject: Subject, target: PreflightTarget) -> Iterator[Finding]:
+    """ONNX Runtime takes any batch; an engine is built for a range of them. Other free axes are everybody's: see checks.profiles."""
+    if target.backend == "onnxruntime":
+        return
+    given = {asked.name for asked in subject.asked.inputs}
+    for spec in models.inputs(subject.model):
+        if spec.name not in given and models.free_axes(spec) == [0]:
+            shape = f"input {clean(spec.name)!r} has the shape {shape_text(spec)}"
+            message = f"{shape}, and spec.inputs has no profile for it, which {_called(target)} needs."
+            yield Finding("error", "ProfileMissing", message, "Add a profile with min, opt and max.")
+
+
 def precision(subject: Subject, target: PreflightTarget) -> Iterator[Finding]:
     if target.backend != "tensorrt":
         return
@@ -167,7 +188,7 @@ def precision(subject: Subject, target: PreflightTarget) -> Iterator[Finding]:
         if lacking:
             message = f"precision {wanted} is not to be had in {_called(target)}: {lacking}."
             severity: Literal["error", "warning"] = "warning" if subject.asked.best_effort else "error"
-            yield Finding(severity, "PrecisionNotSupported", message, "Ask for one of these, or for auto.")
+            yield Finding(severity, "PrecisionNotSupported", message, "Ask for one of these, or for auto.", precisions=(wanted,))
 
 
 def platform(subject: Subject, target: PreflightTarget) -> Iterator[Finding]:
@@ -263,7 +284,7 @@ def known_bad(subject: Subject, target: PreflightTarget) -> Iterator[Finding]:
             continue
         parts = ([f"L4T {clean(target.l4t or '')}"] if entry.l4t else []) + asked + ops
         message = f"{_called(target)}{' with ' + ', '.join(parts) if parts else ''}: {entry.what} ({', '.join(entry.references)})."
-        yield Finding(entry.severity, "KnownTrouble", message, entry.hint)
+        yield Finding(entry.severity, "KnownTrouble", message, entry.hint, precisions=tuple(asked))
 
 
 CHECKS: Sequence[Callable[[Subject, PreflightTarget], Iterator[Finding]]] = (
@@ -274,6 +295,7 @@ CHECKS: Sequence[Callable[[Subject, PreflightTarget], Iterator[Finding]]] = (
     opset,
     operators,
     input_types,
+    batch_profile,
     dynamic_outputs,
     zero_points,
     size,
