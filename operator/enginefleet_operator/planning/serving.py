@@ -110,7 +110,9 @@ def _class(
     refused = before.refused if before.refused is not None and (not release or before.refused.release == release) else None
     if _new(s, labels.RETRY, s.status.retry_token):
         refused = None
-    if release and refused is None and (token := _new(s, labels.ABORT, s.status.abort_token)):
+    if release and (token := _new(s, labels.ABORT, s.status.abort_token)):
+        if refused is not None:
+            history = history[1:] or history  # what it went back to is not wanted either
         refused = RefusedRelease(release=release, reason="Aborted", message=f"{labels.ABORT}: {token}", at=retry.timestamp(now))
     if refused is not None:
         history = [known for known in history if known != refused.release]

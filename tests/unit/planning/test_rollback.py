@@ -175,6 +175,18 @@ def test_abort_takes_a_finished_rollout_back_without_a_build() -> None:
     assert len({*releases(after), *releases(before)}) == 2, "the token acted once"
 
 
+def test_a_second_abort_goes_back_once_more() -> None:
+    one = first()
+    two = played(changed(one))
+    s = played(changed(two, image="triton:3"))
+    s = played(replace(s, annotations={labels.ABORT: "1"}))
+    assert releases(s) == releases(two)
+    s = played(replace(s, annotations={labels.ABORT: "2"}))
+    assert releases(s) == releases(one)
+    s = played(replace(s, annotations={labels.ABORT: "3"}))
+    assert releases(s) == releases(one), "there is nothing before the first"
+
+
 def test_abort_stops_a_rollout_in_the_middle() -> None:
     before = first()
     s = changed(before, rollout={"canary": {"count": 1, "soak": "1h"}})

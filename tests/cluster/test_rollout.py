@@ -1,0 +1,133 @@
+"""Updates of a site that serves: a canary that fails is taken back, a rollout is taken back by annotation, an operator dies on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from demo.world import Object
+
+from .fleet import Fleet, Site
+
+LATER = 180.0
+
+
+@pytest.fixture(scope="module")
+def served(cluster_fleet: Fleet) -> Iterator[Site]:
+    """Two nodes that serve a first release."""
+    if not cluster_fleet.operator.alive():
+        cluster_fleet.operator.start()
+    site = Site(cluster_fleet)
+    site.apply_all()
+    site.wait_ready()
+    yield site
+    site.close()
+
+
+def template(image: str, note: str = "") -> dict[str, Any]:
+    """A user's own pods, which serve with the reference server of `image`."""
+    server: dict[str, Any] = {
+        "name": "server",
+        "image": image,
+        "command": ["enginefleet", "serve"],
+        "env": [{"name": "ENGINEFLEET_PORT", "value": "8000"}, {"name": "HOME", "value": "/tmp"}, {"name": "NOTE", "value": note}],
+        "readinessProbe": {"httpGet": {"path": "/v2/health/ready", "port": 8000}, "periodSeconds": 1},
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+    }
+    return {
+        "template": {"spec": {"automountServiceAccountToken": False, "volumes": [{"name": "tmp", "emptyDir": {}}], "containers": [server]}}
+    }
+
+
+def ready(pod: Object) -> bool:
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod.get("status", {}).get("conditions", ()))
+
+
+def standing(site: Site) -> dict[str, Any]:
+    found: dict[str, Any] = (site.get() or {}).get("status", {}).get("classes", [{}])[0].get("rollout", {})
+    return found
+
+
+def served_by(site: Site) -> dict[str, str]:
+    """Release by node, of ready pods."""
+    return {p["spec"]["nodeName"]: p["metadata"]["labels"]["enginefleet.io/release"].partition("-")[0] for p in site.pods() if ready(p)}
+
+
+def everywhere(site: Site, release: str) -> bool:
+    return served_by(site) == {"node-a1": release, "node-a2": release}
+
+
+def test_a_canary_with_another_runtime_is_refused_and_taken_back_by_itself(fleet: Fleet, served: Site) -> None:
+    """The operator is killed right after it has written down that the release is refused."""
+    site = served
+    good = standing(site)["release"]
+    names = {p["spec"]["nodeName"]: p["metadata"]["uid"] for p in site.pods()}
+    fleet.apply(site.mdep(serving=template("enginefleet/runtime:ort-1.23")))
+    least: list[int] = []
+
+    def refused() -> dict[str, Any] | None:
+        least.append(len(served_by(site)))
+        return standing(site).get("refused")
+
+    told = fleet.wait("the release is refused", refused, LATER)
+    fleet.operator.restart()
+    assert told["reason"] == "CanaryFailed"
+    assert "RuntimeMismatch" in told["message"]
+    assert "1.24" in told["message"]
+    assert "1.23" in told["message"]
+
+    def back() -> bool:
+        least.append(len(served_by(site)))
+        return everywhere(site, good)
+
+    fleet.wait("both nodes serve what they served before", back, LATER)
+    assert min(least) >= 1, "one node served all the time"
+    after = {p["spec"]["nodeName"]: p["metadata"]["uid"] for p in site.pods()}
+    assert sum(after[node] == names[node] for node in names) == 1, "the other node's pod was never touched"
+    assert site.wait_reason("RolledBack", "Stalled")["status"] == "True"
+    fleet.calm(site)
+    assert "2 of 2 nodes are back" in site.condition("Ready")["message"]
+
+
+def test_what_was_refused_is_not_tried_again_by_a_restarted_operator(fleet: Fleet, served: Site) -> None:
+    site = served
+    fleet.calm(site)
+    before = site.versions()
+    fleet.operator.restart()
+    fleet.quiet(site)
+    assert site.versions() == before
+
+
+def test_a_release_that_is_right_replaces_it_node_by_node(fleet: Fleet, served: Site) -> None:
+    site = served
+    good = standing(site)["stableRelease"]
+    fleet.apply(site.mdep(serving=template("enginefleet/runtime:ort-1.24", "second")))
+    least: list[int] = []
+
+    def done() -> bool:
+        least.append(len(served_by(site)))
+        return site.settled() is not None
+
+    fleet.wait("the second release serves", done, LATER)
+    assert min(least) >= 1
+    assert everywhere(site, standing(site)["release"])
+    assert standing(site)["history"] == [standing(site)["release"], good]
+    assert "refused" not in standing(site)
+
+
+def test_abort_takes_it_back_from_what_is_kept_without_a_build(fleet: Fleet, served: Site) -> None:
+    site = served
+    second, good = standing(site)["history"]
+    jobs = {j["metadata"]["name"] for j in site.jobs()}
+    assert [w["metadata"]["labels"]["enginefleet.io/release"].partition("-")[0] for w in site.workloads()] == [second]
+    fleet.kube.kubectl("annotate", "mdep", site.name, "-n", site.namespace, "enginefleet.io/abort=1")
+    fleet.wait("the first release serves again", lambda: everywhere(site, good), LATER)
+    site.wait_reason("Aborted", "Stalled")
+    assert {j["metadata"]["name"] for j in site.jobs()} == jobs
+    fleet.calm(site)
+    before = site.versions()
+    fleet.operator.restart()
+    fleet.quiet(site)
+    assert site.versions() == before
