@@ -10,23 +10,28 @@ from enginefleet_operator import labels
 
 from .fleet import Fleet, Site, phase
 
-Stage = Callable[[Site], bool]
+Stage = Callable[[Site], set[str]]
 
 
-def _preparing(site: Site) -> bool:
-    return any(not j.get("status", {}).get("conditions") for j in site.jobs("prepare"))
+def _running(site: Site, role: str) -> set[str]:
+    return {j["metadata"]["uid"] for j in site.jobs(role) if not j.get("status", {}).get("conditions")}
 
 
-def _building(site: Site) -> bool:
-    return any(not j.get("status", {}).get("conditions") for j in site.jobs("build"))
+def _preparing(site: Site) -> set[str]:
+    return _running(site, "prepare")
 
 
-def _passed(site: Site) -> bool:
-    return any(phase(b) == "Passed" for b in site.builds())
+def _building(site: Site) -> set[str]:
+    return _running(site, "build")
 
 
-def _serving(site: Site) -> bool:
-    return site.settled() is not None
+def _in_build_pods(site: Site) -> set[str]:
+    pods = site.fleet.world.all("pod", site.namespace, role="build")
+    return {p["metadata"]["uid"] for p in pods if p.get("status", {}).get("phase") == "Running"}
+
+
+def _passed(site: Site) -> set[str]:
+    return {b["metadata"]["uid"] for b in site.builds() if phase(b) == "Passed"}
 
 
 def _delete_jobs(fleet: Fleet, site: Site) -> None:
@@ -69,7 +74,8 @@ def _delete_fingerprint(fleet: Fleet, site: Site) -> None:
     fleet.delete("nodefingerprint", "node-b1")
 
 
-STAGES: dict[str, Stage] = {"preparing": _preparing, "building": _building, "passed": _passed, "serving": _serving}
+STAGES: dict[str, Stage] = {"preparing": _preparing, "building": _building, "in build pods": _in_build_pods, "passed": _passed}
+"""What the site is at in each stage, by uid."""
 DEEDS: dict[str, Callable[[Fleet, Site], None]] = {
     "jobs": _delete_jobs,
     "job pods": _delete_job_pods,
@@ -79,49 +85,46 @@ DEEDS: dict[str, Callable[[Fleet, Site], None]] = {
     "node labels": _delete_labels,
     "node fingerprint": _delete_fingerprint,
 }
-TABLE = [
+ON_THE_WAY = [
     ("jobs", "preparing"),
     ("jobs", "building"),
-    ("job pods", "building"),
+    ("job pods", "in build pods"),
     ("engine builds", "building"),
     ("workloads", "passed"),
 ]
 SERVING = ("engine builds", "workloads", "serving pods", "node labels", "node fingerprint")
 
 
-@pytest.fixture
-def by_hand(fleet: Fleet) -> Iterator[Site]:
-    """One node, and one place for the engines of all these tests: what is looked at here is the operator, not the compiler."""
-    made = Site(fleet, nodes="cpu-b", prefix="by-hand")
-    yield made
-    made.close()
-
-
-@pytest.mark.parametrize(("deed", "stage"), TABLE, ids=[f"{deed} while {stage}" for deed, stage in TABLE])
-def test_what_was_deleted_by_hand_comes_back(fleet: Fleet, by_hand: Site, deed: str, stage: str) -> None:
-    by_hand.apply_all()
-    fleet.wait(f"it is {stage}", lambda: STAGES[stage](by_hand), 120)
-    DEEDS[deed](fleet, by_hand)
-    _comes_back(fleet, by_hand)
-
-
 @pytest.fixture(scope="module")
-def served(cluster_fleet: Fleet) -> Iterator[Site]:
-    """A site that serves: each of these deeds finds it restored from the one before."""
+def applied(cluster_fleet: Fleet) -> Iterator[Site]:
+    """One node; a site that every test of this file finds restored from what the one before did to it."""
     if not cluster_fleet.operator.alive():
         cluster_fleet.operator.start()
-    made = Site(cluster_fleet, nodes="cpu-b", prefix="by-hand")
+    made = Site(cluster_fleet, nodes="cpu-b")
     made.apply_all()
-    made.wait_ready(120)
     yield made
     made.close()
+
+
+def test_what_was_deleted_by_hand_on_the_way_to_serving_comes_back(fleet: Fleet, applied: Site) -> None:
+    """Each deed meets what has come back from the one before."""
+    struck: set[str] = set()
+    for deed, stage in ON_THE_WAY:
+        struck |= _reached(fleet, applied, stage, struck)
+        DEEDS[deed](fleet, applied)
+    _comes_back(fleet, applied)
+
+
+def _reached(fleet: Fleet, site: Site, stage: str, struck: set[str]) -> set[str]:
+    """What the site is at in that stage; nothing of it was struck yet."""
+    return fleet.wait(f"it is {stage}, with other objects than {sorted(struck)}", lambda: STAGES[stage](site) - struck, 120)
 
 
 @pytest.mark.parametrize("deed", SERVING)
-def test_what_was_deleted_by_hand_while_it_serves_comes_back(fleet: Fleet, served: Site, deed: str) -> None:
-    fleet.wait("it is serving", lambda: STAGES["serving"](served), 120)
-    DEEDS[deed](fleet, served)
-    _comes_back(fleet, served)
+def test_what_was_deleted_by_hand_while_it_serves_comes_back(fleet: Fleet, applied: Site, deed: str) -> None:
+    applied.wait_ready(120)
+    DEEDS[deed](fleet, applied)
+    _comes_back(fleet, applied)
 
 
 def _comes_back(fleet: Fleet, site: Site) -> None:
@@ -147,9 +150,9 @@ def _comes_back(fleet: Fleet, site: Site) -> None:
     assert fleet.kube.get(f"/api/v1/namespaces/{site.namespace}/services/{site.name}")["spec"]["selector"]
 
 
-def test_an_engine_deleted_from_the_store_is_built_again_when_a_pod_needs_it(fleet: Fleet, site: Site) -> None:
-    site.apply_all()
-    site.wait_ready()
+def test_an_engine_deleted_from_the_store_is_built_again_when_a_pod_needs_it(fleet: Fleet, applied: Site) -> None:
+    site = applied
+    site.wait_ready(120)
     old = site.builds()[0]["status"]["engine"]["blob"]
     for key in fleet.keys(f"{site.namespace}/blobs/") + fleet.keys(f"{site.namespace}/engines/"):
         fleet.client().delete_object(Bucket="engines", Key=key)
@@ -169,9 +172,10 @@ def test_an_engine_deleted_from_the_store_is_built_again_when_a_pod_needs_it(fle
     )
 
 
-def test_labels_of_a_deleted_model_deployment_are_swept(fleet: Fleet, site: Site) -> None:
-    site.apply_all()
-    site.wait_ready()
+def test_labels_of_a_deleted_model_deployment_are_swept(fleet: Fleet, applied: Site) -> None:
+    """The last one: nothing is left of the site."""
+    site = applied
+    site.wait_ready(120)
     fleet.delete("mdep", site.name, site.namespace)
 
     def clean() -> bool:

@@ -15,6 +15,8 @@ from .fleet import Fleet, OperatorProcess, Site, phase, token_kubeconfig
 from .killer import KillProxy
 
 SWEEP = range(1, 31, 1 if os.environ.get("ENGINEFLEET_SWEEP") else 9)
+PREFIX = "kill-points"
+"""One place for the engines of all these tests: what is looked at here is the operator, not the compiler."""
 END = {"workloads": 1, "pods": ["node-b1"], "ready": "True", "rollout": "1/1"}
 
 
@@ -65,7 +67,7 @@ def check_end(site: Site) -> None:
 def test_killed_after_each_single_write_the_flow_still_ends_the_same(proxied: tuple[Fleet, KillProxy]) -> None:
     """No life of the operator gets further than one write, from the first apply to the serving pod."""
     fleet, proxy = proxied
-    site = Site(fleet, nodes="cpu-b")
+    site = Site(fleet, nodes="cpu-b", prefix=PREFIX)
     lives: list[str] = []
     try:
         site.apply_all()
@@ -88,7 +90,7 @@ def test_killed_after_each_single_write_the_flow_still_ends_the_same(proxied: tu
 def test_killed_after_its_nth_write_a_second_life_finishes(proxied: tuple[Fleet, KillProxy], kill_after: int) -> None:
     """Every n with ENGINEFLEET_SWEEP=1; some of them otherwise."""
     fleet, proxy = proxied
-    site = Site(fleet, nodes="cpu-b")
+    site = Site(fleet, nodes="cpu-b", prefix=PREFIX)
     try:
         proxy.arm(kill_after, lambda: os.kill(fleet.operator.pid, signal.SIGKILL))
         site.apply_all()
