@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,12 @@ from ..io import Progress
 from ..runtime_check import installed_version
 from .base import BuiltEngine, NodeRun
 from .child import Child
-from .ort_session import Level
 from .providers import CPU, ExecutionProvider, refuse
 from .threads import resolve_threads
+
+if TYPE_CHECKING:
+    # ONNX Runtime itself is loaded by children only
+    from .ort_session import Level
 
 CHILD = "enginefleet_builder.backends.ort_child"
 ENGINE_FILE = "engine.onnx"
