@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from tempfile import NamedTemporaryFile
-from typing import Any, Literal
+from typing import Any
 
 from enginefleet_api.documents import BuildRecord, TensorSpec
 from enginefleet_api.errors import EnvironmentFault, PermanentError
+from enginefleet_api.layouts import Layout, layout_refused
 
 from . import engine_files, triton
 
-Layout = Literal["plain", "triton", "ultralytics"]
 ENGINE_FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan", "tensorrt-rtx": "model.plan"}
 """By backend: the names that Triton's backends look for, too."""
 REPOSITORY = "models"
@@ -44,17 +44,31 @@ def engine_file(layout: Layout, name: str, facts: Mapping[str, Any]) -> PurePosi
             "BackendUnknown", f"facts name the backend {backend!r}, expected one of {', '.join(ENGINE_FILES)}.", "Correct the request."
         )
     plain = ENGINE_FILES[backend]
+    if why := layout_refused(layout, backend):
+        raise PermanentError("LayoutNotPossible", f"{why}.", "Use spec.serving.layout plain.")
     if layout == "triton":
         name = name or DEFAULT_NAME
         if not is_name(name):
             raise PermanentError("LayoutNotPossible", f"{name[:80]!r} cannot name a folder.", "Use letters, digits, '-', '.' and '_'.")
         return PurePosixPath(REPOSITORY, name, triton.VERSION, plain)
     if layout == "ultralytics":
-        if backend != "tensorrt":
-            found = f"Ultralytics reads a header before plans of TensorRT only, this engine is one of {backend}"
-            raise PermanentError("LayoutNotPossible", f"{found}.", "Use spec.serving.layout plain.")
         return PurePosixPath(Path(plain).stem + engine_files.ULTRALYTICS_SUFFIX)
     return PurePosixPath(plain)
+
+
+def unfit_for(metadata: Mapping[str, str], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> dict[str, str]:
+    """Layout → why this model cannot be served in it, whatever its backend: what `finish` would say of its engine."""
+    writers: dict[str, Callable[[], object]] = {
+        "triton": lambda: triton.config(DEFAULT_NAME, ENGINE_FILES["tensorrt"], {"backend": "tensorrt"}, {}, inputs, outputs),
+        "ultralytics": lambda: engine_files.ultralytics_header(metadata),
+    }
+    found: dict[str, str] = {}
+    for layout, write in writers.items():
+        try:
+            write()
+        except PermanentError as error:
+            found[layout] = str(error)
+    return found
 
 
 def finish(layout: Layout, engine: Path, record: BuildRecord | None) -> None:

@@ -35,8 +35,12 @@ _TYPES = {
     "bfloat16": "TYPE_BF16",
     "string": "TYPE_STRING",
 }
-_BACKENDS = {"tensorrt": ("tensorrt", "tensorrt_plan", "KIND_GPU"), "onnxruntime": ("onnxruntime", "onnxruntime_onnx", "KIND_CPU")}
-"""Backend of Triton, platform in its older spelling, kind of its instances."""
+_BACKENDS = {"tensorrt": ("tensorrt", "tensorrt_plan"), "onnxruntime": ("onnxruntime", "onnxruntime_onnx")}
+"""Backend of Triton, and platform, its older spelling."""
+_ON_GPU = ("CUDA", "TensorRT")
+"""Execution providers whose instances are of KIND_GPU."""
+_ACCELERATORS = {"TensorRT": ("gpu", "tensorrt"), "OpenVINO": ("cpu", "openvino")}
+"""Execution providers that Triton's backend adds only where they are named: kind and name."""
 _PROFILES = TypeAdapter(list[InputSpec])
 Message: TypeAlias = Mapping[str, Any]
 
@@ -68,9 +72,9 @@ def config(
         raise _impossible(f"Triton has no backend for {backend!r}, only for {', '.join(_BACKENDS)}")
     if not inputs or not outputs:
         raise _impossible("the build record does not tell the model's inputs and outputs")
-    served_by, platform, kind = _BACKENDS[backend]
-    if backend == "onnxruntime" and facts.get("executionProvider", "CPU") != "CPU":
-        kind = "KIND_GPU"
+    served_by, platform = _BACKENDS[backend]
+    provider = str(facts.get("executionProvider", "CPU"))
+    kind = "KIND_GPU" if backend == "tensorrt" or provider in _ON_GPU else "KIND_CPU"
     profiles = _profiles(recipe)
     batching = batching_of(inputs, outputs, profiles)
     message: dict[str, Any] = {
@@ -89,6 +93,9 @@ def config(
         message["instance_group"][0]["profile"] = [str(index) for index in range(count)]
     if batching:
         message["dynamic_batching"] = {"preferred_batch_size": list(batching.preferred)} if batching.preferred else {}
+    if backend == "onnxruntime" and provider in _ACCELERATORS:
+        where, named = _ACCELERATORS[provider]
+        message["optimization"] = {"execution_accelerators": {f"{where}_execution_accelerator": [{"name": named}]}}
     if backend == "onnxruntime" and str(recipe.get("threads", "auto")) != "auto":
         # as it was judged
         message["parameters"] = [{"key": "intra_op_thread_count", "value": {"string_value": str(recipe["threads"])}}]

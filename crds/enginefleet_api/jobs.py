@@ -15,6 +15,7 @@ from pydantic import Field
 from .base import Contract
 from .documents import Accuracy, Answer, Latency, Metric
 from .errors import EngineFleetError, FailureClass
+from .layouts import Layout
 from .resources import Benchmark, Calibration, InputSpec, ModelExport, Preprocessing, RefusedTarget, Validation
 from .variants import Variant
 
@@ -133,6 +134,8 @@ class PrepareReport(Contract):
     """Targets that the model is unfit for. What no target is left for is not in `prepared`."""
     baseline_key: str | None = None
     """None, too, where nothing was prepared."""
+    layouts: dict[str, str] = Field(default_factory=dict)
+    """Layout (spec.serving.layout) → `Reason: why` this model cannot be served in it, for those that it cannot."""
     baseline: Metric | None = None
     advised_samples: int | None = None
     """About how many an engine that is as good as FP32 needs, to pass the gate's maxDrop (builder: gate/advice.py)."""
@@ -228,7 +231,7 @@ class FetchRequest(Contract):
     facts: dict[str, Any]
     store: StoreRef
     engine_path: str = "/engine"
-    layout: Literal["plain", "triton", "ultralytics"] = "plain"
+    layout: Layout = "plain"
     """spec.serving.layout."""
     model_name: str = ""
     """Of the ModelDeployment: what servers call the model."""
@@ -265,7 +268,7 @@ class EngineManifest(Contract):
     fingerprint: str
     file: str
     """Relative to the folder of engine.json."""
-    layout: Literal["plain", "triton", "ultralytics"] = "plain"
+    layout: Layout = "plain"
     facts: dict[str, Any]
     recipe: dict[str, Any] = Field(default_factory=dict)
     precision: str = ""

@@ -12,6 +12,7 @@ from pydantic import Field
 from .base import Contract, DurationText, Rule, matching
 from .fields import ClassName, CountOrPercent, FreeObject, LabelSelector, LocalRef, Percent, Text, Window, checked, list_map, list_set
 from .judging import Benchmark, Validation
+from .layouts import Layout
 from .model import Calibration, InputSpec, Model, Preprocessing
 
 
@@ -83,7 +84,7 @@ class Serving(Contract):
     """For mode Deployment; absent: left alone, so that an autoscaler may own it."""
     engine_path: Annotated[str, matching(r"^/[^:]*$", "an absolute path without ':', like /engine", max_length=1024)] = "/engine"
     """Folder in the serving container where engine and engine.json appear."""
-    layout: Literal["plain", "triton", "ultralytics"] = "plain"
+    layout: Layout = "plain"
     """plain: the engine file. triton: a model repository with config.pbtxt. ultralytics: with the header that its loader reads."""
     runtime_check: Literal["Enforce", "Declare"] = "Enforce"
     """Enforce: an init container finds out which runtime the serving image holds, and refuses another one than the engine's."""
@@ -101,6 +102,7 @@ class Serving(Contract):
             "mode None runs no pods: leave template out, or write mode: DaemonSet or Deployment",
             ".template",
         ),
+        Rule("self.mode != 'None' || self.layout == 'plain'", "mode None runs no pods: leave layout out", ".layout"),
         Rule(
             r"!self.enginePath.matches(r'/[.][.](/|$)') && !self.enginePath.matches(r'^/+((proc|sys|dev|etc|bin|lib|lib64|usr)(/|$)|$)')",
             "the engine's volume is mounted there and would hide a system folder: write a folder of its own, like /engine, without '..'",

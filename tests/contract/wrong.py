@@ -251,6 +251,7 @@ WRONG = [
         "leave template out, or write mode: DaemonSet or Deployment",
         {"spec.serving": {"mode": "None", "template": {"spec": {}}}},
     ),
+    mdep("a layout without pods", "mode None runs no pods: leave layout out", {"spec.serving": {"mode": "None", "layout": "triton"}}),
     mdep("an engine at a relative path", "write an absolute path without ':', like /engine", {"spec.serving.enginePath": "engine"}),
     mdep("an engine over the root folder", "write a folder of its own, like /engine", {"spec.serving.enginePath": "/"}),
     mdep("an engine in /usr", "write a folder of its own, like /engine", {"spec.serving.enginePath": "/usr/lib/engine"}),

@@ -88,9 +88,20 @@ def test_an_engine_of_onnx_runtime_runs_on_the_cpu_with_the_threads_that_it_was_
     assert (found.backend, found.platform) == ("onnxruntime", "onnxruntime_onnx")
     assert found.instance_group[0].kind == schema().ModelInstanceGroup.KIND_CPU
     assert found.parameters["intra_op_thread_count"].string_value == "2"
-    assert (
-        made(facts={"backend": "onnxruntime", "executionProvider": "CUDA"}).instance_group[0].kind == schema().ModelInstanceGroup.KIND_GPU
-    )
+
+
+@pytest.mark.parametrize(
+    ("provider", "kind", "on_gpu", "on_cpu"),
+    [("CUDA", "KIND_GPU", [], []), ("TensorRT", "KIND_GPU", ["tensorrt"], []), ("OpenVINO", "KIND_CPU", [], ["openvino"])],
+)
+def test_an_engine_of_onnx_runtime_runs_where_its_provider_does_which_is_named(
+    provider: str, kind: str, on_gpu: list[str], on_cpu: list[str]
+) -> None:
+    found = made(facts={"backend": "onnxruntime", "executionProvider": provider})
+    assert schema().ModelInstanceGroup.Kind.Name(found.instance_group[0].kind) == kind
+    named = found.optimization.execution_accelerators
+    assert [one.name for one in named.gpu_execution_accelerator] == on_gpu
+    assert [one.name for one in named.cpu_execution_accelerator] == on_cpu
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "größe", "😀", "a\x00b", "x: 1 }"])

@@ -18,6 +18,7 @@ from enginefleet_api.variants import CAST, SCALED, Variant
 from ..gate.advice import Advice, advise
 from ..gate.tasks import require_supported
 from ..io import Progress
+from ..layouts import unfit_for
 from ..store import open_store
 from ..store.records import Records
 from . import baseline as baselines
@@ -65,6 +66,7 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
         validation=given.validation.fetched.digest if given.validation else None,
         prepared=prepared,
         refused=given.refused,
+        layouts=_layouts(given),
         baseline_key=baseline.baseline_key if baseline else None,
         baseline=baseline.metric if baseline else None,
         advised_samples=advice.samples if advice else None,
@@ -72,6 +74,11 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
         notes=notes,
         seconds=f"{time.monotonic() - started:.1f}",
     )
+
+
+def _layouts(given: Given) -> dict[str, str]:
+    found = unfit_for(models.kept_metadata(given.model), models.inputs(given.model), models.outputs(given.model))
+    return {layout: clip(why, 300) for layout, why in found.items()}
 
 
 def _wanted(given: Given, flavour: str, variant: Variant) -> bool:

@@ -20,6 +20,7 @@ from enginefleet_api.identity import (
 )
 from enginefleet_api.jobs import BuildRequest, PreflightTarget, PrepareReport, PrepareRequest, Source, StoreRef
 from enginefleet_api.keys import gate_key_of, recipe_of
+from enginefleet_api.layouts import layout_refused
 from enginefleet_api.resources import EngineStoreSpec, ModelDeploymentSpec, Preprocessing, RefusedTarget, Resolved, Validation
 from enginefleet_api.variants import SCALED, Variant, rungs
 
@@ -86,7 +87,9 @@ def flavour(hardware_class: HardwareClass, facts: Mapping[str, Any]) -> str | No
 
 
 def refusals(spec: ModelDeploymentSpec, hardware_class: HardwareClass, facts: Mapping[str, Any]) -> dict[str, str]:
-    """Variant id → `Reason: why` this device cannot run it, for those that it cannot."""
+    """Variant id → `Reason: why` this device cannot run it, for those that it cannot, or its pods could not be given it."""
+    if why := layout_refused(spec.serving.layout, hardware_class.spec.backend):
+        return {v.id: f"LayoutNotPossible: {why}: write spec.serving.layout plain." for v in ladder(spec)}
     backend, version = hardware_class.spec.backend, facts.get("backendVersion")
     if facts and flavour(hardware_class, facts) is None:
         unknown = "the probe could not tell which TensorRT the image holds, and that decides how a model is prepared"
@@ -98,10 +101,12 @@ def refusals(spec: ModelDeploymentSpec, hardware_class: HardwareClass, facts: Ma
 
 
 def unfit(spec: ModelDeploymentSpec, pinned: Resolved, hardware_class: HardwareClass, facts: Mapping[str, Any]) -> dict[str, str]:
-    """Variant id → `Reason: why`, for what preflight found this device unfit for.
+    """Variant id → `Reason: why`, for what prepare found this device, or the model in its layout, unfit for.
 
     What was found of another release, or with other settings of spec.build, says nothing of it.
     """
+    if why := pinned.layouts.get(spec.serving.layout):
+        return {variant.id: why for variant in ladder(spec)}
     (target,) = preflight_targets(spec, hardware_class, [facts])
     mine = [one for one in pinned.refused if target.id in one.targets]
     return {variant.id: one.text for variant in ladder(spec) for one in mine if not one.variants or variant.id in one.variants}
@@ -223,7 +228,11 @@ def more_request(request: PrepareRequest, pinned: Resolved) -> PrepareRequest:
 def with_more(pinned: Resolved, report: PrepareReport) -> Resolved:
     """What was resolved, and the variants that were made since."""
     made = {_variant(p): p for p in [*pinned.prepared, *(p.to_json_dict() for p in report.prepared)]}
-    changes = {"prepared": list(made.values()), "refused": [*pinned.refused, *_refused_anew(pinned, report)]}
+    changes = {
+        "prepared": list(made.values()),
+        "refused": [*pinned.refused, *_refused_anew(pinned, report)],
+        "layouts": report.layouts or pinned.layouts,
+    }
     return pinned.model_copy(update=changes | (_baseline(report) if report.baseline_key else {}))
 
 
@@ -269,6 +278,7 @@ def resolved(key: str, report: PrepareReport) -> Resolved:
         engine_recipe=ENGINE_RECIPE,
         prepared=[p.to_json_dict() for p in report.prepared],
         refused=report.refused,
+        layouts=report.layouts,
         **_baseline(report),
     )
 

@@ -249,7 +249,7 @@ def _nothing_for(hardware_class: HardwareClass, summary: str, why: Mapping[str, 
 def _reason_of(why: Mapping[str, str], refused: Sequence[RefusedTarget] = ()) -> str:
     """The one reason for which every variant was refused, of the class or by preflight (`refused`)."""
     reasons = {text.partition(":")[0] for text in why.values()}
-    of_classes = {"PrecisionNotSupported", "ReleaseNotSupported", *(one.reason for one in refused)}
+    of_classes = {"PrecisionNotSupported", "ReleaseNotSupported", "LayoutNotPossible", "NotUltralytics", *(one.reason for one in refused)}
     return reasons.pop() if len(reasons) == 1 and reasons <= of_classes else "NothingPrepared"
 
 
