@@ -59,6 +59,22 @@ def everywhere(site: Site, release: str) -> bool:
     return served_by(site) == {"node-a1": release, "node-a2": release}
 
 
+def test_no_node_is_drained_for_a_pod_that_would_not_fit(fleet: Fleet, served: Site) -> None:
+    site = served
+    before = {p["metadata"]["uid"] for p in site.pods()}
+    large = template("enginefleet/runtime:ort-1.24")
+    large["template"]["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "1000"}}
+    fleet.apply(site.mdep(serving=large))
+    told = site.wait_reason("PodDoesNotFit")
+    assert "asks for 1000 cpu" in told["message"]
+    fleet.calm(site)
+    assert {p["metadata"]["uid"] for p in site.pods() if ready(p)} == before
+    assert not [n for n in fleet.world.all("node") if "draining" in str(n["metadata"]["labels"])]
+    fleet.apply(site.mdep())
+    site.wait_ready()
+    assert {p["metadata"]["uid"] for p in site.pods()} == before
+
+
 def test_a_canary_with_another_runtime_is_refused_and_taken_back_by_itself(fleet: Fleet, served: Site) -> None:
     """The operator is killed right after it has written down that the release is refused."""
     site = served

@@ -18,6 +18,7 @@ from . import act, views
 from .client import ApiClient, Object
 from .errors import Conflict
 from .events import EventRecorder
+from .fitting import fitting_plan
 from .kinds import DAEMONSETS, ENGINE_STORES, MODEL_DEPLOYMENTS, NODE_FINGERPRINTS, NODES
 from .metrics import Metrics
 from .observe import World, observe_class, observe_model
@@ -57,7 +58,7 @@ class Reconcilers:
             return RESYNC
         obj, snapshot = observed
         now = self._clock()
-        plan = decide(snapshot, now)
+        snapshot, plan = await fitting_plan(self._client, self._world.nodes, snapshot, now)
         try:
             refused = await act.act_model(self._client, snapshot, plan.actions)
             if refused is not None:

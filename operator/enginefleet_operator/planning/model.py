@@ -226,6 +226,8 @@ class Snapshot:
     refused: tuple[str, str] | None = None
     """(reason, message) of a write that the API server refused in this very pass."""
     has_service: bool = False
+    unfit: Mapping[str, str] = field(default_factory=dict)
+    """Nodes that serve and on which the new pod would not run, and why: they keep what they have."""
     settings: Settings = field(default_factory=Settings)
 
 

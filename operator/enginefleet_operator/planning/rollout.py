@@ -53,6 +53,8 @@ class NodeState:
     """It could not serve under the release before either: it says nothing about this one."""
     may_be_canary: bool = True
     """Chosen by canary.nodeSelector, or there is none."""
+    unfit: str = ""
+    """Why the pod of its target would not run there; what serves there stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ def step(nodes: Iterable[NodeState], policy: Policy, now: float) -> Step:
     - Canary nodes move first, then as many as each step allows. A stage is done when its nodes are ready (canary: for `soak`) or failed
       within maxFailures.
     - Nodes that have a release and do not serve it move at once and at no cost; others while fewer than the budget are unavailable.
-    - Unreachable and cordoned nodes are left out and catch up later.
+    - Unreachable and cordoned nodes, and those on which the new pod would not run, are left out and catch up later.
     - A failed canary, more failed nodes than maxFailures, or nothing but failed ones: the release has failed.
     - A node that has no release at all gets the stable one while its turn has not come.
     """
@@ -142,7 +144,8 @@ def step(nodes: Iterable[NodeState], policy: Policy, now: float) -> Step:
     there = [node for node in reachable if node.target]
     updated = [node for node in there if _moved(node)]
     waiting = [node for node in there if not _moved(node) and not node.current.startswith(DRAINING)]
-    movable = [node for node in waiting if node.schedulable]
+    unfit = [node for node in waiting if node.unfit and node.serving and not policy.back]
+    movable = [node for node in waiting if node.schedulable and not (node.unfit and node.serving and not policy.back)]
     stage = _stage(updated, movable, policy, now)
     if not policy.back and (failure := _failure(updated, movable, stage, policy)):
         return Step(tuple(flips), failure, stage.name, failure)
@@ -181,6 +184,8 @@ def step(nodes: Iterable[NodeState], policy: Policy, now: float) -> Step:
         held = f"{len(busy) - room} nodes wait: {unavailable + min(room, len(busy))} of at most {allowed} are unavailable"
     elif not policy.back and len(turn) < len(movable):
         held = stage.held
+    elif unfit:
+        held = f"{len(unfit)} nodes keep what they serve, the new pod would not run there: {unfit[0].name}: {unfit[0].unfit}"
     elif len(movable) < len(waiting):
         held = f"{len(waiting) - len(movable)} nodes are cordoned"
     return Step((*flips, *late), held, name, wake_at=stage.wake_at, excuse=excuse)

@@ -270,6 +270,7 @@ def _state(
         stable=former,
         ready_since=max((p.since for p in mine if p.ready), default=0.0),
         excused=excused,
+        unfit=s.unfit.get(node.name, ""),
         may_be_canary=chosen is None or all(node.labels.get(k) == v for k, v in chosen.match_labels.items()),
     )
 

@@ -257,10 +257,11 @@ def _waits(s: Snapshot, problems: tuple[Problem, ...], prepared: Prepared | None
             found.append(Wait("rollout", reason or "PodFailing", text + (f"; {c.held}" if c.held else "")))
         else:
             done = sum(rollout.classify(n) is State.READY for n in c.nodes)
+            unfit = all(n.unfit and n.serving for n in moving)
             found.append(
                 Wait(
                     "rollout",
-                    "RollingOut",
+                    "PodDoesNotFit" if unfit else "RollingOut",
                     f"{c.hardware_class.name}: {done} of {len(c.nodes)} nodes are done" + (f"; {c.held}." if c.held else "."),
                 )
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -32,7 +33,7 @@ def moves(stepped: Step) -> dict[str, str]:
     return {flip.node: flip.value for flip in stepped.flips}
 
 
-def failing(name: str, current: str = "new", target: str = "new", **more: object) -> NodeState:
+def failing(name: str, current: str = "new", target: str = "new", **more: Any) -> NodeState:
     return node(name, current, target, serving=False, pods=1, failed=True, **more)
 
 
@@ -79,6 +80,17 @@ def test_unreachable_and_cordoned_nodes_are_left_out() -> None:
     stepped = step([node("a", reachable=False), node("b", schedulable=False)], FREE, NOW)
     assert moves(stepped) == {}
     assert stepped.held == "1 nodes are cordoned"
+
+
+def test_a_node_on_which_the_new_pod_would_not_run_keeps_what_it_serves() -> None:
+    nodes = [node("a", unfit="the pod asks for 2 nvidia.com/gpu"), node("b")]
+    stepped = step(nodes, replace(FREE, max_unavailable=2), NOW)
+    assert moves(stepped) == {"b": DRAINING + "new"}
+    assert "a: the pod asks for 2 nvidia.com/gpu" in stepped.held
+    assert not complete([nodes[0], node("b", "new")])
+    assert moves(step([replace(nodes[0], serving=False)], FREE, NOW)) == {"a": DRAINING + "new"}, (
+        "where nothing serves there is nothing to keep"
+    )
 
 
 def test_paused_stops_new_flips_and_lets_a_flip_in_progress_arrive() -> None:
