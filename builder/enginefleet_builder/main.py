@@ -406,6 +406,9 @@ def serve(
 
 
 def run() -> None:
+    # for this process and its children, before NumPy is there: its threads for linear algebra cost a third of each start, and nothing is large
+    # enough for them
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     app()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from enginefleet_api.jobs import PrepareReport
+from enginefleet_api.jobs import BuildReport, PrepareReport
 from enginefleet_builder.gate import latency
 from tests.builder.support import Bench
 
@@ -33,6 +33,23 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bench, PrepareRe
 def prepared(bench: Bench, workshop: tuple[Bench, PrepareReport]) -> PrepareReport:
     """A fresh bench's store, with the FP32 model prepared."""
     done, report = workshop
+    shutil.copytree(done.folder / "store", bench.folder / "store", dirs_exist_ok=True)
+    return report
+
+
+@pytest.fixture(scope="session")
+def proven(workshop: tuple[Bench, PrepareReport], tmp_path_factory: pytest.TempPathFactory) -> tuple[Bench, BuildReport]:
+    """A bench whose FP32 engine is built and passed, once for all tests."""
+    done, report = workshop
+    bench = Bench(tmp_path_factory.mktemp("proven"))
+    shutil.copytree(done.folder / "store", bench.folder / "store")
+    return bench, bench.build(report)
+
+
+@pytest.fixture
+def built(bench: Bench, prepared: PrepareReport, proven: tuple[Bench, BuildReport]) -> BuildReport:
+    """The fresh bench's store holds the FP32 engine with its verdict, too."""
+    done, report = proven
     shutil.copytree(done.folder / "store", bench.folder / "store", dirs_exist_ok=True)
     return report
 

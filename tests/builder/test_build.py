@@ -58,27 +58,24 @@ def test_builds_judges_and_leaves_everything_in_the_store(bench: Bench, prepared
 
 
 def test_a_second_build_compiles_nothing_and_takes_the_verdict_as_it_is(
-    bench: Bench, prepared: PrepareReport, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, prepared: PrepareReport, built: BuildReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = bench.build(prepared)
     monkeypatch.setattr("enginefleet_builder.backends.onnxruntime.Child", None)
     second = bench.build(prepared, holder="build-2")
     assert second.adopted
-    assert (first.blob, first.answer, first.latency) == (second.blob, second.answer, second.latency)
+    assert (built.blob, built.answer, built.latency) == (second.blob, second.answer, second.latency)
 
 
-def test_an_engine_is_adopted_when_its_prepared_model_was_collected(bench: Bench, prepared: PrepareReport) -> None:
-    bench.build(prepared)
+def test_an_engine_is_adopted_when_its_prepared_model_was_collected(bench: Bench, prepared: PrepareReport, built: BuildReport) -> None:
     shutil.rmtree(bench.folder / "store" / "prepared")
     assert bench.build(prepared).adopted
     assert judge(bench.build_request(prepared), Progress()).answer == Answer.PASS
 
 
-def test_another_gate_judges_the_same_engine_again_without_building(bench: Bench, prepared: PrepareReport) -> None:
-    first = bench.build(prepared)
+def test_another_gate_judges_the_same_engine_again_without_building(bench: Bench, prepared: PrepareReport, built: BuildReport) -> None:
     second = bench.build(prepared, gate_key="b" * 64, validation=bench.gate(acceptance=AccuracyAcceptance(minimum="0.99")))
     assert second.adopted
-    assert first.blob == second.blob
+    assert built.blob == second.blob
     assert ["top1 1.0000 is at least the minimum 0.9900"] == second.reasons
     assert len(bench.records.builds(bench.build_request(prepared).engine_key)) == 1
 
@@ -162,9 +159,8 @@ def test_external_data_does_not_get_lost(bench: Bench) -> None:
 # ---- damage ----
 
 
-def test_a_damaged_blob_is_rebuilt_and_reported(bench: Bench, prepared: PrepareReport) -> None:
-    first = bench.build(prepared)
-    path = blob_path(bench, first)
+def test_a_damaged_blob_is_rebuilt_and_reported(bench: Bench, prepared: PrepareReport, built: BuildReport) -> None:
+    path = blob_path(bench, built)
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
@@ -174,8 +170,8 @@ def test_a_damaged_blob_is_rebuilt_and_reported(bench: Bench, prepared: PrepareR
     assert bench.build(prepared).adopted
 
 
-def test_a_blob_that_vanished_is_rebuilt(bench: Bench, prepared: PrepareReport) -> None:
-    blob_path(bench, bench.build(prepared)).unlink()
+def test_a_blob_that_vanished_is_rebuilt(bench: Bench, prepared: PrepareReport, built: BuildReport) -> None:
+    blob_path(bench, built).unlink()
     report = bench.build(prepared)
     assert (False, Answer.PASS) == (report.adopted, report.answer)
     assert "ObjectMissing" in report.warnings[0]

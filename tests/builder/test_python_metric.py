@@ -155,11 +155,11 @@ def test_only_the_time_in_which_it_works_is_counted() -> None:
 
 def test_cancelling_the_job_ends_it() -> None:
     progress = Progress()
-    timer = threading.Timer(0.7, progress.cancellation.cancel, [TransientFault("Terminated", "asked to end.")])
-    timer.start()
+    timer = threading.Timer(0.2, progress.cancellation.cancel, [TransientFault("Terminated", "asked to end.")])
     spec = PythonMetric(code="def sample(outputs, truth):\n    while True: pass")
     with open_code(spec, progress) as opened:
         assert opened is not None
+        timer.start()
         with pytest.raises(TransientFault, match="Terminated"):
             opened.sample(OUTPUTS, TRUTH)
     timer.join()

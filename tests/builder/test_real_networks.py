@@ -21,7 +21,7 @@ from enginefleet_builder.prepare.job import prepare
 from enginefleet_builder.store import open_store
 from enginefleet_builder.store.records import Records
 
-FEW = 16
+FEW = 4
 """Samples of each set: enough for ranges and a baseline, quick enough for every run."""
 VARIANTS = [Variant(precision="int8", method="max"), Variant(precision="fp16")]
 

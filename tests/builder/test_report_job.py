@@ -28,10 +28,12 @@ from tests.builder.support import Bench
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bench, BuildReport, BuildReport]:
+def built(proven: tuple[Bench, BuildReport], tmp_path_factory: pytest.TempPathFactory) -> tuple[Bench, BuildReport, BuildReport]:
     """A bench with an FP32 and an INT8 engine of one model, judged by one gate."""
+    done, fp32 = proven
     bench = Bench(tmp_path_factory.mktemp("reports"))
-    return bench, bench.build(bench.prepare()), bench.build(bench.prepare("int8"))
+    shutil.copytree(done.folder / "store", bench.folder / "store")
+    return bench, fp32, bench.build(bench.prepare("int8"))
 
 
 def reports(bench: Bench, report: BuildReport) -> list[Path]:

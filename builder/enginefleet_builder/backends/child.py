@@ -37,6 +37,7 @@ class Child:
 
     def _start(self, command: Sequence[str], environment: Mapping[str, str], progress: Progress) -> None:
         self._progress = progress
+        self._busy = False
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._ooms = oom_kills()
         try:
@@ -53,12 +54,14 @@ class Child:
 
     def ask(self, header: Mapping[str, Any], arrays: Mapping[str, Array] | None = None) -> tuple[dict[str, Any], dict[str, Array]]:
         """The answer. Raises what the child reported, what its death means, or TransientFault when the work must end."""
+        self._busy = True
         try:
             for part in encode(header, arrays or {}):
                 self._write(part)
             answer, results = decode(self._read)
             while self._told(answer):
                 answer, results = decode(self._read)
+            self._busy = False
         except (EOFError, BrokenPipeError) as error:
             raise self._death() from error
         except ValueError as error:
@@ -125,7 +128,8 @@ class Child:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._process.poll() is None:
-            if error is None:
+            # a child whose answer nobody waited for is at work still, and would not see that its input ended
+            if error is None and not self._busy:
                 assert self._process.stdin is not None
                 self._process.stdin.close()
                 try:

@@ -42,12 +42,16 @@ _DTYPES = {"float": "float32", "double": "float64"}
 
 
 def options(threads: int, level: Level) -> Any:
-    """`threads`: intra-op. Level `none` is for engines: they were optimized when they were built."""
+    """`threads`: intra-op. Level `none` is for engines: they were optimized when they were built. `basic` is for models whose outputs count, not
+    their speed: their threads do not spin while they wait, which would take cores from whatever else runs.
+    """
     chosen = ort.SessionOptions()
     chosen.intra_op_num_threads = threads
     chosen.inter_op_num_threads = 1
     chosen.graph_optimization_level = _LEVELS[level]
     chosen.log_severity_level = LOG_ERRORS
+    if level == "basic":
+        chosen.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return chosen
 
 
