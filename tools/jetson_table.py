@@ -67,8 +67,16 @@ def rows(records: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
 def _told(name: str, record: Mapping[str, Any]) -> str:
     facts = record["facts"]
     cases = [f"`{case['precision']}` {case.get('answer', 'failed').lower()}" for case in record.get("cases", [])]
+    cases += [f"`{row['precision']}` on a DLA {_on_dla(row)}" for row in record.get("dla", [])]
     what = ", ".join(cases) or f"failed: {record.get('failure', 'nothing was built')}"
     return f"[{record['date']}](benchmarks/{name}): L4T {facts['jetson'].get('l4t')}, TensorRT {facts['backendVersion']}: {what}"
+
+
+def _on_dla(row: Mapping[str, Any]) -> str:
+    if "answer" not in row:
+        return f"refused ({row['refused'].partition(':')[0]})" if "refused" in row else "failed"
+    share = row.get("dla") or {}
+    return str(row["answer"]).lower() + (f" ({share['may']} of {share['layers']} layers)" if "may" in share else "")
 
 
 def text(files: Iterable[Path]) -> str:

@@ -15,7 +15,7 @@ import pytest
 from enginefleet_api.jetsons import MODULES
 from enginefleet_builder.device.files import HostFiles
 from tests.jetson.hostrecord import NO_UUID, Recording, without_paths
-from tests.jetson.record import DOCS, ROOT
+from tests.jetson.record import DOCS, ROOT, Record
 from tools import jetson_table
 
 RUN = ROOT / "tests" / "jetson" / "run"
@@ -47,6 +47,9 @@ def test_a_dry_run_goes_the_whole_way_and_says_what_it_is(tmp_path: Path) -> Non
     assert (case["precision"], case["answer"]) == ("int8-entropy", "Pass")
     assert float(case["value"]) > 0.95
     assert [item["batch"] for item in case["latency"]] == [1, 16]
+    # an Orin Nano has no DLA
+    (refused,) = record["dla"]
+    assert refused["refused"].startswith("NoDLA: TensorRT 10.3.0.30 finds no DLA here")
     kill = record["kill"]
     assert (kill["ok"], kill["killed"], kill["workersLeft"], kill["published"], kill["again"]) == (True, 1, 0, 0, "Pass")
     assert kill["said"].startswith("EngineProcessKilled: ")
@@ -84,9 +87,66 @@ def test_ctrl_c_says_where_what_was_done_is_to_be_found(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         told, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert f"stopped; {tmp_path / 'dry-run.json'} has what was done until then" in told
+    assert f"stopped; {tmp_path / 'dry-run.json'} has what was done until then, and the same command goes on from there" in told
     assert "Traceback" not in errors
     assert json.loads((tmp_path / "dry-run.json").read_text())["failure"].startswith("Stopped")
+
+
+@needs_cc
+def test_a_run_that_was_killed_goes_on_where_it_stopped_and_a_dla_is_built_for(tmp_path: Path) -> None:
+    command: list[str | Path] = ["--dry-run", "jetpack-6.0", "--precision", "int8", "--out", tmp_path]
+    with subprocess.Popen([RUN, *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        assert any('{"precision": "int8-entropy", "answer": "Pass"' in line for line in process.stdout)
+        process.kill()
+    before = json.loads((tmp_path / "dry-run.json").read_text())
+    assert "failed" not in before
+    done = run(*command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"goes on with {tmp_path / 'dry-run.json'}, which was cut off" in done.stdout
+    assert " prepare int8" not in done.stdout
+    record = json.loads((tmp_path / "dry-run.json").read_text())
+    assert {name: record[name] for name in ("date", "before", "prepare", "cases")} == {
+        name: before[name] for name in ("date", "before", "prepare", "cases")
+    }
+    assert (record["resumed"], record["failed"], record["kill"]["ok"]) == (1, 0, True)
+    (on_dla,) = record["dla"]
+    assert (on_dla["precision"], on_dla["answer"]) == ("int8-entropy", "Pass")
+    assert on_dla["dla"] == {"may": 2, "layers": 3, "parts": 1, "gpu": 1}
+    assert any("scales were given beside a network without Q/DQ nodes" in text for text in on_dla["warnings"])
+    assert [item["batch"] for item in on_dla["latency"]] == [1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dry-run-host.json", "dry-run.json"]
+
+
+def left_behind(out: Path, **changes: Any) -> tuple[Record, dict[str, Any]]:
+    known = {"fingerprint": "fp-1", "asked": ["fp32"], "driverPython": "3.12.1"}
+    record = Record(out, "", {})
+    record.file.write_text(json.dumps({"simulated": False, **known, "cases": [{"precision": "fp32", "answer": "Pass"}]} | changes))
+    return record, known
+
+
+@pytest.mark.parametrize(
+    ("changes", "goes_on"),
+    [
+        ({}, True),
+        ({"failure": "Stopped: interrupted before the end"}, True),
+        ({"failed": 0}, False),
+        ({"fingerprint": "fp-2"}, False),
+        ({"asked": ["fp32", "int8-entropy"]}, False),
+        ({"simulated": True}, False),
+    ],
+)
+def test_only_what_the_same_board_was_asked_and_did_not_end_is_gone_on_with(tmp_path: Path, changes: dict[str, Any], goes_on: bool) -> None:
+    record, known = left_behind(tmp_path, **changes)
+    assert record.take_up(known) is goes_on
+    assert ("cases" in record.data) is goes_on
+    assert "failure" not in record.data
+
+
+def test_a_record_that_cannot_be_read_begins_anew(tmp_path: Path) -> None:
+    record, known = left_behind(tmp_path)
+    record.file.write_text('{"simulated": fal')
+    assert not record.take_up(known)
 
 
 def test_a_machine_without_a_gpu_is_told_so(tmp_path: Path) -> None:
@@ -114,6 +174,10 @@ RECORD: dict[str, Any] = {
     "date": "2000-01-01",
     "facts": {"jetson": {"module": "p3767-0000", "l4t": "36.4.3"}, "backendVersion": "10.3.0.30"},
     "cases": [{"precision": "fp32", "answer": "Pass"}, {"precision": "fp16", "failure": "x"}],
+    "dla": [
+        {"precision": "fp16", "answer": "Pass", "dla": {"may": 7, "layers": 9, "parts": 1, "gpu": 2}},
+        {"precision": "int8-entropy", "refused": "NoDLA: none here."},
+    ],
 }
 
 
@@ -126,7 +190,8 @@ def test_a_row_says_never_run_until_there_is_a_record() -> None:
     assert len(without) == sum(part[:5] in jetson_table.FAMILIES for part in MODULES)
     changed = {name: cell for name, cell in having.items() if cell != without[name]}
     assert changed == {
-        "Orin NX 16GB (`p3767-0000`)": "[2000-01-01](benchmarks/jetson-a.json): L4T 36.4.3, TensorRT 10.3.0.30: `fp32` pass, `fp16` failed"
+        "Orin NX 16GB (`p3767-0000`)": "[2000-01-01](benchmarks/jetson-a.json): L4T 36.4.3, TensorRT 10.3.0.30: `fp32` pass, `fp16` failed,"
+        " `fp16` on a DLA pass (7 of 9 layers), `int8-entropy` on a DLA refused (NoDLA)"
     }
 
 

@@ -13,7 +13,7 @@ from enginefleet_api.errors import PermanentError
 from enginefleet_api.jobs import PreflightTarget
 from enginefleet_builder.prepare import targets
 from enginefleet_builder.prepare.checks import Asked, Subject
-from enginefleet_builder.prepare.target_checks import known_bad
+from enginefleet_builder.prepare.target_checks import dla_sizes, known_bad
 
 BAD = {
     "tensorrt": ["10.13", "11.1"], "computeCapabilities": ["8.7"], "precisions": ["fp16"], "operators": ["TopK", "Mod"], "what": "it breaks",
@@ -95,3 +95,17 @@ def test_an_entry_that_is_wrong_or_without_reference_is_refused(tmp_path: Path, 
     with pytest.raises(PermanentError) as caught:
         table(tmp_path, **changes)
     assert (caught.value.reason, complaint in caught.value.message) == ("TargetsInvalid", True)
+
+
+@pytest.mark.parametrize(
+    ("dla", "largest", "says"), [(False, 8, []), (True, 1, []), (True, 8, ["a DLA takes fixed sizes only, and profiles of x are ranges"])]
+)
+def test_ranges_of_sizes_are_told_where_a_dla_is_asked_for(dla: bool, largest: int, says: list[str]) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in "xy")
+    model = helper.make_model(helper.make_graph(nodes, "g", [x], [y]))
+    target = PreflightTarget(name="orin", backend="tensorrt", version="8.5.2", compute_capability="8.7", dla=dla)
+    sizes = [{"name": "x", "profiles": [{"min": [1], "opt": [1], "max": [largest]}]}]
+    asked = Asked.model_validate({"targets": [target], "inputs": sizes})
+    found = list(dla_sizes(Subject(Path("m.onnx"), model, asked), target))
+    assert [(one.severity, one.message.partition(":")[0]) for one in found] == [("warning", text) for text in says]

@@ -390,11 +390,13 @@ def test_int8_for_a_dla_goes_through_the_worker(python: str, work: Path, tmp_pat
     path = tmp_path / "model.onnx"
     onnx.save(quantized(), path)
     recipe = RECIPE | {"precision": "int8", "dla": {"core": 0, "allowGpuFallback": True}}
-    monkeypatch.setenv("DOUBLE", json.dumps({"dlas": 1}))
+    says = [("VERBOSE", "[DlaLayer] {ForeignNode[conv1...relu]}"), ("INFO", "[GpuLayer] SHUFFLE: a"), ("VERBOSE", "[GpuLayer] SHUFFLE: b")]
+    monkeypatch.setenv("DOUBLE", json.dumps({"dlas": 1, "says": says}))
     built = TensorRt("tensorrt", python).build(path, recipe, work, Progress())
     assert built.warnings == [
         "DLA: the model's 3 scales were given beside a network without Q/DQ nodes.",
         "DLA: 2 of 3 layers of the network may run there, the others on the GPU.",
+        "DLA: the engine has 1 parts for it and 2 layers for the GPU, as TensorRT tells.",
     ]
     monkeypatch.setenv("DOUBLE", "{}")
     with pytest.raises(EnvironmentFault, match="NoDLA"):

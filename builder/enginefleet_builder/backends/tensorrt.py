@@ -234,6 +234,11 @@ class TensorRt:
         warnings = [*texts.warnings(worker.lines, library=worker.library), *answer["plan"]["notes"], *notes]
         if recipe.get("dla"):
             warnings.append(f"DLA: {answer['on_dla']} of {answer['layers']} layers of the network may run there, the others on the GPU.")
+            placed = answer["placed"]
+            if any(placed.values()):
+                warnings.append(
+                    f"DLA: the engine has {placed['Dla']} parts for it and {placed['Gpu']} layers for the GPU, as TensorRT tells."
+                )
         if skipped := answer["skipped_for_memory"]:
             warnings.append(f"Degraded: {skipped} tactics were left out for lack of memory, the engine may be slower than it could be.")
         # TensorRT's own: making a builder, parsing, building

@@ -239,6 +239,14 @@ def dla(subject: Subject, target: PreflightTarget) -> Iterator[Finding]:
         yield Finding("error", "DlaMissing", message, f"Leave spec.build.dla out, or use TensorRT from {fitting[0]} to 10.7, or 11.4.1.")
 
 
+def dla_sizes(subject: Subject, target: PreflightTarget) -> Iterator[Finding]:
+    if target.dla and target.backend == "tensorrt":
+        open_ = [asked.name for asked in subject.asked.inputs if any(not one.min == one.opt == one.max for one in asked.profiles)]
+        if open_:
+            message = f"a DLA takes fixed sizes only, and profiles of {named(open_)} are ranges: in {_called(target)} what depends on them runs on the GPU."
+            yield Finding("warning", "DlaSizes", message, "Give min, opt and max of each profile the same shape.")
+
+
 def zero_points(subject: Subject, target: PreflightTarget) -> Iterator[Finding]:
     """TensorRT's scales are symmetric: another zero point is refused by its parser."""
     if target.backend == "onnxruntime":
@@ -292,6 +300,7 @@ CHECKS: Sequence[Callable[[Subject, PreflightTarget], Iterator[Finding]]] = (
     platform,
     precision,
     dla,
+    dla_sizes,
     opset,
     operators,
     input_types,

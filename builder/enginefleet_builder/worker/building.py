@@ -130,6 +130,7 @@ def build(trt, request, lines, say):
     kept = keep_cache(config, request.get("timing_cache_out"), lines)
     answer = {"plan": made.told(), "layers": network.num_layers, "timing_cache": {"used": warmed, "kept": kept}}
     answer["on_dla"] = on_dla
+    answer["placed"] = lines.placed
     answer["size"] = os.path.getsize(request["engine"])
     answer["skipped_for_memory"] = lines.skipped
     answer["warnings"] = [line for line in lines.kept if line.startswith("[W]")][:50]

@@ -10,15 +10,18 @@ MOST = 2000
 SKIPPED = re.compile(
     r"[Ii]nsufficient memory|[Mm]emory is insufficient|[Ss]kipping tactic .*(memory|OutOfMemory)|out of memory", re.IGNORECASE
 )
+PLACED = re.compile(r"\s*\[(Dla|Gpu)Layer\] ")
+"""One line each for what a build with a DLA puts there, and what on the GPU; verbose in some releases."""
 TIMED = re.compile(r"Timing Runner: (.+?) \(|[Cc]omputing costs for (.+)")
 
 
 class Lines:
-    """Keeps the first errors and warnings; counts tactics that were skipped for lack of memory. Safe to use from threads."""
+    """Keeps the first errors and warnings; counts tactics that were skipped for lack of memory, and what was placed where. Safe to use from threads."""
 
     def __init__(self, send):
         self._send, self._lock = send, threading.Lock()
         self.kept, self.skipped, self._sent = [], 0, 0
+        self.placed = {"Dla": 0, "Gpu": 0}
         self.on_timed = None
         self.mild = False
         """While it is set errors count as warnings: what fails does no harm, and must not be taken for the cause of a later failure."""
@@ -28,6 +31,9 @@ class Lines:
         if level == "E" and self.mild:
             level = "W"
         with self._lock:
+            placed = PLACED.match(text)
+            if placed:
+                self.placed[placed.group(1)] += 1
             if SKIPPED.search(text):
                 self.skipped += 1
             elif level == "V":
@@ -49,6 +55,7 @@ class Lines:
     def forget(self):
         """Begin a new request."""
         self.kept, self.skipped = [], 0
+        self.placed = {"Dla": 0, "Gpu": 0}
 
 
 def logger(trt, lines):

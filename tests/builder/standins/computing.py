@@ -27,6 +27,8 @@ LIBRARIES = {
 }
 """By the double's release: the library's name, what the bindings call their version, and the compiler's flags for the library's."""
 COMPILER = '-DCOMPILER="Cuda compilation tools, release 12.6, V12.6.68"'
+DLAS = "STANDIN_DLAS"
+"""A variable: how many DLAs the board has."""
 ENDLESS = "STANDIN_BUILDS_FOR_EVER"
 """A variable: while it is set a build times one layer after another, so that there is time to end it."""
 PLAN = b"plan of a stand-in\n"
@@ -41,7 +43,7 @@ MODULE = """
 import ctypes, os
 ctypes.CDLL(os.path.join({folder!r}, {soname!r}))
 from tests.builder.standins.computing import Computing
-double = Computing({release!r})
+double = Computing({release!r}, dlas=int(os.environ.get({dlas!r}, 0)))
 globals().update({{name: value for name, value in vars(double).items() if not name.startswith("_")}})
 __version__ = {version!r}
 """
@@ -54,7 +56,7 @@ def install(folder: Path, release: str) -> Path:
     library("cuda", folder / "libcuda.so.1", "-DDEVICES_ELSEWHERE", str(memory))
     python = interpreter(folder / "python", folder / "site", ROOT)
     Standins(folder, python).tensorrt(soname, version, *flags, COMPILER)
-    module = MODULE.format(folder=str(folder), soname=soname, release=release, version=version)
+    module = MODULE.format(folder=str(folder), soname=soname, release=release, version=version, dlas=DLAS)
     (folder / "site" / "tensorrt" / "__init__.py").write_text(module)
     return python
 
@@ -92,6 +94,9 @@ class Computing(Double):
         tactics, cache = self._tactics(), self.asked.get("cache")
         known = tactics & cache.tactics if isinstance(cache, Cache) else set()
         log(Member("INFO"), f"{len(tactics - known)} tactics are measured, {len(known)} were in the timing cache")
+        if "default_device_type" in config.was_set:
+            log(Member("VERBOSE"), "[DlaLayer] {ForeignNode[first...last]}")
+            log(Member("VERBOSE"), "[GpuLayer] SHUFFLE: reshape (a stand-in)")
         watching = config.was_set.get("progress_monitor")
         if watching:
             watching.phase_start("Endless", None, 100)
