@@ -141,9 +141,11 @@ def _types(plan: Any) -> str:
 def _dla(plan: Any, release: str) -> str:
     if isinstance(plan, str):
         return plan
-    if plan.implicit:
-        return "scales beside the network, where the release finds a DLA"
-    return "-" if release.startswith("RTX") else "Q/DQ, where the release finds a DLA"
+    found = None if release.startswith("RTX") else targets.tensorrt(targets.load(), release)
+    if found is None or not found.dla:
+        return "-"
+    how = "scales beside the network" if plan.implicit else "Q/DQ"
+    return f"{how}; boards of compute capability {' and '.join(found.dla)}"
 
 
 def _opset(release: str) -> str:

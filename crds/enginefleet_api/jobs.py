@@ -134,7 +134,7 @@ class PrepareReport(Contract):
     """Targets that the model is unfit for. What no target is left for is not in `prepared`."""
     baseline_key: str | None = None
     """None, too, where nothing was prepared."""
-    layouts: dict[str, str] = Field(default_factory=dict)
+    unfit_layouts: dict[str, str] = Field(default_factory=dict)
     """Layout (spec.serving.layout) → `Reason: why` this model cannot be served in it, for those that it cannot."""
     baseline: Metric | None = None
     advised_samples: int | None = None

@@ -121,7 +121,7 @@ class Resolved(Contract):
     prepared: list[dict[str, Any]] = Field(default_factory=list)
     """[{flavour, variant, precision, preparedKey, model, exclude, failure}]: one that could not be made has a failure and no key."""
     refused: list[RefusedTarget] = Field(default_factory=list)
-    layouts: dict[str, str] = Field(default_factory=dict)
+    unfit_layouts: dict[str, str] = Field(default_factory=dict)
     """Layout → why the model cannot be served in it."""
     baseline_key: str | None = None
     baseline_metric: str = ""

@@ -276,12 +276,12 @@ def test_a_newer_opset_is_converted_for_tensorrt_8_and_refused_to_nobody(bench: 
 
 def test_the_report_says_which_layouts_the_model_cannot_have(bench: Bench) -> None:
     plain = bench.prepare(validation=None, validation_source=None)
-    assert list(plain.layouts) == ["ultralytics"]
-    assert plain.layouts["ultralytics"].startswith("NotUltralytics: the model's metadata lacks")
+    assert list(plain.unfit_layouts) == ["ultralytics"]
+    assert plain.unfit_layouts["ultralytics"].startswith("NotUltralytics: the model's metadata lacks")
     model = classifier()
     onnx.helper.set_model_props(model, {"names": "{0: 'a'}", "stride": "32", "task": "detect", "batch": "1", "imgsz": "[8, 8]"})
     bench.give(model)
-    assert bench.prepare(validation=None, validation_source=None).layouts == {}
+    assert bench.prepare(validation=None, validation_source=None).unfit_layouts == {}
 
 
 # ---- keys ----

@@ -66,7 +66,7 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
         validation=given.validation.fetched.digest if given.validation else None,
         prepared=prepared,
         refused=given.refused,
-        layouts=_layouts(given),
+        unfit_layouts=_layouts(given),
         baseline_key=baseline.baseline_key if baseline else None,
         baseline=baseline.metric if baseline else None,
         advised_samples=advice.samples if advice else None,

@@ -105,7 +105,7 @@ def unfit(spec: ModelDeploymentSpec, pinned: Resolved, hardware_class: HardwareC
 
     What was found of another release, or with other settings of spec.build, says nothing of it.
     """
-    if why := pinned.layouts.get(spec.serving.layout):
+    if why := pinned.unfit_layouts.get(spec.serving.layout):
         return {variant.id: why for variant in ladder(spec)}
     (target,) = preflight_targets(spec, hardware_class, [facts])
     mine = [one for one in pinned.refused if target.id in one.targets]
@@ -231,7 +231,7 @@ def with_more(pinned: Resolved, report: PrepareReport) -> Resolved:
     changes = {
         "prepared": list(made.values()),
         "refused": [*pinned.refused, *_refused_anew(pinned, report)],
-        "layouts": report.layouts or pinned.layouts,
+        "unfit_layouts": report.unfit_layouts or pinned.unfit_layouts,
     }
     return pinned.model_copy(update=changes | (_baseline(report) if report.baseline_key else {}))
 
@@ -278,7 +278,7 @@ def resolved(key: str, report: PrepareReport) -> Resolved:
         engine_recipe=ENGINE_RECIPE,
         prepared=[p.to_json_dict() for p in report.prepared],
         refused=report.refused,
-        layouts=report.layouts,
+        unfit_layouts=report.unfit_layouts,
         **_baseline(report),
     )
 
