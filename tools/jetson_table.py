@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import sys
 from collections.abc import Iterable, Mapping
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from enginefleet_api.jetsons import MODULES
+from tools.pages import put, table
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "jetson.md"
@@ -80,8 +80,7 @@ def _on_dla(row: Mapping[str, Any]) -> str:
 
 
 def text(files: Iterable[Path]) -> str:
-    lines = ["| " + " | ".join(row) + " |" for row in rows({path.name: json.loads(path.read_text()) for path in files})]
-    return TEXT.format(table="\n".join([lines[0], "| --- | --- | --- | --- |", *lines[1:]]))
+    return TEXT.format(table=table(rows({path.name: json.loads(path.read_text()) for path in files})))
 
 
 def main(arguments: list[str]) -> int:
@@ -91,14 +90,7 @@ def main(arguments: list[str]) -> int:
     except NoRecord as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    old = PAGE.read_text() if PAGE.exists() else ""
-    if "--check" not in arguments:
-        PAGE.write_text(new)
-        return 0
-    if old != new:
-        sys.stdout.writelines(difflib.unified_diff(old.splitlines(True), new.splitlines(True), PAGE.name, "from the records"))
-        sys.stderr.write("docs/jetson.md is out of date: run `make generate` and commit the result\n")
-    return int(old != new)
+    return put(PAGE, new, arguments, "from the records")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ Cells come from worker/recipe.py against the recorded surfaces in tests/contract
 
 from __future__ import annotations
 
-import difflib
 import json
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from enginefleet_api import flavours
 from enginefleet_builder.prepare import targets
 from tests.contract.doubles import RELEASES, surface_of
 from tests.contract.worker import module
+from tools.pages import put, table
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "tensorrt.md"
@@ -67,6 +67,8 @@ precision comes from the ONNX file (Q/DQ nodes, casts) wherever the release can 
   such nodes, and the engine is judged like any other. Inputs' dimensions that are named alike and differ in a profile get names of their own.
 - A run can be launched as a CUDA graph; the benchmark says whether it was. Outputs whose shape hangs on the data are not captured.
 
+What a failed build's log is taken for is in [failures.md](failures.md).
+
 ## What was run where
 
 {where}
@@ -78,7 +80,7 @@ GPU's name was **never run on hardware** by this project.
 
 
 def text() -> str:
-    return TEXT.format(what=_table(_rows()), where=_table(_where()), most=_most())
+    return TEXT.format(what=table(_rows()), where=table(_where()), most=_most())
 
 
 def _most() -> int:
@@ -178,22 +180,9 @@ def _where() -> list[list[str]]:
     return rows
 
 
-def _table(rows: list[list[str]]) -> str:
-    head, *body = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([head, "|" + " --- |" * len(rows[0]), *body])
-
-
 def main(arguments: list[str]) -> int:
     """Exit code 0; 1 when `--check` finds a difference."""
-    new = text()
-    old = PAGE.read_text() if PAGE.exists() else ""
-    if "--check" not in arguments:
-        PAGE.write_text(new)
-        return 0
-    if old != new:
-        sys.stdout.writelines(difflib.unified_diff(old.splitlines(True), new.splitlines(True), str(PAGE.name), "from the recipe's code"))
-        sys.stderr.write("docs/tensorrt.md is out of date: run `make generate` and commit the result\n")
-    return int(old != new)
+    return put(PAGE, text(), arguments, "from the recipe's code")
 
 
 if __name__ == "__main__":

@@ -53,7 +53,9 @@ def lacking(s: Snapshot, layout: str) -> Snapshot:
     """Prepare is done, and found that the model cannot be served so."""
     started = w.settle(s)
     start = w.first(decide(s, w.NOW), StartPrepare)
-    report = reported(start.needs).model_copy(update={"unfit_layouts": {layout: "NotUltralytics: the metadata lacks stride. Export it again."}})
+    report = reported(start.needs).model_copy(
+        update={"unfit_layouts": {layout: "NotUltralytics: the metadata lacks stride. Export it again."}}
+    )
     return w.settle(w.end_job(started, "prepare", report=report))
 
 
