@@ -21,6 +21,8 @@ FLAVOURS_OF: Mapping[str, tuple[str, ...]] = {
     "tensorrt-rtx": (TENSORRT_10,),
 }
 """By the backend of a HardwareClass, of whatever version."""
+ON_DLA = ("fp16", "int8")
+"""Precisions that a DLA computes in."""
 OLDEST_TENSORRT = "8.5"
 SINCE: Mapping[str, str] = {"int8": "6.1", "tf32": "8.0", "bf16": "8.0", "fp8": "8.9"}
 """The compute capability that brought a precision."""

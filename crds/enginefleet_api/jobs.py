@@ -327,11 +327,13 @@ class Termination(Contract):
             if baseline is not None and lines <= 8:
                 baseline = baseline.model_copy(update={"per_class": {}, "class_samples": {}, "per_group": {}, "group_samples": {}})
             prepared = report.prepared if lines > 3 else [item.model_copy(update={"exclude": {}}) for item in report.prepared]
-            room = text // max(len(report.refused), 1)
+            room = (240 if last else text) // max(len(report.refused), 1)
             refused = [
-                item.model_copy(update={"message": clip(item.message, room), "hint": clip(item.hint, room // 2)}) for item in report.refused
+                item.model_copy(update={"message": clip(item.message, room), "hint": clip(item.hint, 0 if last else room // 2)})
+                for item in report.refused
             ]
-            changes = {"notes": cut(report.notes), "baseline": baseline, "prepared": prepared, "refused": refused}
+            layouts = {layout: clip(why, 60 if last else 300) for layout, why in report.unfit_layouts.items()}
+            changes = {"notes": cut(report.notes), "baseline": baseline, "prepared": prepared, "refused": refused, "unfit_layouts": layouts}
             report = report.model_copy(update=changes)
         elif isinstance(report, ProbeReport):
             report = report.model_copy(update={"context": {} if last else report.context})

@@ -196,6 +196,11 @@ class ModelDeploymentSpec(Contract):
             ".precision",
         ),
         Rule(
+            "!has(self.build.dla) || self.precision in ['auto', 'fp16', 'int8']",
+            "a DLA computes in fp16 and int8 only: write one of them, or auto, or leave build.dla out",
+            ".precision",
+        ),
+        Rule(
             "self.precision == 'auto' || size(self.auto.candidates) == 0",
             "candidates are for precision: auto: write it, or leave auto out",
             ".auto",

@@ -19,7 +19,7 @@ from enginefleet_api import fingerprint, identity, keys
 from enginefleet_api.documents import FileEntry, PreparedManifest
 from enginefleet_api.jobs import BuildRequest, StoreRef
 from enginefleet_api.model import InputSpec, Profile
-from enginefleet_api.resources import Benchmark, BuildSettings
+from enginefleet_api.resources import Benchmark, BuildSettings, Dla
 from enginefleet_builder import device, probe
 from enginefleet_builder.build import job
 from enginefleet_builder.build.engine import adopt_or_build
@@ -29,7 +29,7 @@ from enginefleet_builder.prepare import model as models
 from enginefleet_builder.store import layout, open_store
 from enginefleet_builder.store.base import sha256_of
 from enginefleet_builder.store.records import Records
-from tests.builder.standins.computing import PLAN, install
+from tests.builder.standins.computing import DLAS, PLAN, install
 from tests.builder.support import Undisturbed
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="the stand-ins need a C compiler (cc) to be compiled")
@@ -173,6 +173,17 @@ def test_a_second_job_has_what_the_first_measured(site: Site) -> None:
     assert path.read_bytes().startswith(PLAN)
     # the second's cache, which is the newest, has all three
     assert len(site.cache.read_text().splitlines()) == 1 + 3
+
+
+def test_an_engine_on_a_dla_is_timed_beside_fp32_on_the_gpu(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DLAS, "1")
+    partner, asked = site.request(chain(4), "partner"), site.request(chain(5), "engine")
+    recipe = keys.recipe_of(BuildSettings(dla=Dla()), INPUTS, backend="tensorrt", precision="fp16")
+    asked = asked.model_copy(update={"precision": "fp16", "recipe": recipe, "partner_prepared_key": partner.prepared_key})
+    report = build(asked, Progress(), Undisturbed())
+    assert report.warnings[0] == "DLA: 2 of 3 layers of the network may run there, the others on the GPU."
+    assert not [text for text in report.warnings if "no speed-up" in text]
+    assert float(report.speedup or 0) > 0
 
 
 def test_a_bad_timing_cache_never_breaks_a_build_and_is_replaced(site: Site) -> None:

@@ -240,6 +240,11 @@ WRONG = [
         "write at least one label below matchLabels (matchExpressions is not known here)",
         {"spec.targets": [{"hardwareClassSelector": {"matchExpressions": [{"key": "a", "operator": "Exists"}]}}]},
     ),
+    mdep(
+        "a DLA in fp32",
+        "a DLA computes in fp16 and int8 only: write one of them, or auto, or leave build.dla out",
+        {"spec.build": {"dla": {}}, "spec.precision": "fp32"},
+    ),
     # serving
     mdep(
         "replicas of a DaemonSet",

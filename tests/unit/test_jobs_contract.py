@@ -77,6 +77,7 @@ PREPARES = st.builds(
     refused=st.lists(
         st.builds(RefusedTarget, targets=st.just([KEY[:10]]), reason=st.just("UnsupportedOp"), message=LONG, hint=LONG), max_size=4
     ),
+    unfit_layouts=st.dictionaries(st.sampled_from(["triton", "ultralytics"]), LONG),
     baseline_key=st.none() | st.just(KEY),
     baseline=st.none() | METRIC,
     notes=LINES,

@@ -135,8 +135,8 @@ def _speedup(work: Work, session: Session, dataset: Dataset | None, latency: lis
 def _partner(work: Work, prepared_key: str) -> Iterator[Session]:
     """The partner, built and loaded."""
     progress, asked = work.progress, work.request.recipe
-    # the same settings, for FP32: TensorRT is told by name
-    recipe = asked | {"precision": "fp32"} if "precision" in asked else asked
+    # the same settings, for FP32: TensorRT is told by name, and a DLA computes in lower ones only
+    recipe = {**asked, "precision": "fp32", "dla": None} if "precision" in asked else asked
     manifest = work.records.prepared(prepared_key)
     if manifest is None:
         raise PermanentError("PreparedMissing", f"the FP32 partner {prepared_key} is not in the store.", "Prepare it.")

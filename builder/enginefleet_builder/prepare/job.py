@@ -77,8 +77,7 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
 
 
 def _layouts(given: Given) -> dict[str, str]:
-    found = unfit_for(models.kept_metadata(given.model), models.inputs(given.model), models.outputs(given.model))
-    return {layout: clip(why, 300) for layout, why in found.items()}
+    return unfit_for(models.kept_metadata(given.model), models.inputs(given.model), models.outputs(given.model))
 
 
 def _wanted(given: Given, flavour: str, variant: Variant) -> bool:

@@ -231,7 +231,8 @@ def dla(subject: Subject, target: PreflightTarget) -> Iterator[Finding]:
         device = targets.hardware(subject.table, target.compute_capability)
         what = f"compute capability {clean(target.compute_capability)}" + (f" ({device.devices})" if device else "")
         message = f"a DLA is asked for in {_called(target)}: {what} has none."
-        yield Finding("error", "DlaMissing", message, "Leave spec.build.dla out for this class; Jetson Xavier and Orin have one.")
+        hint = "Leave spec.build.dla out, or give this class a ModelDeployment of its own; Jetson Xavier and Orin have one."
+        yield Finding("error", "DlaMissing", message, hint)
     elif found is not None and (target.compute_capability or "8.7") not in found.dla:
         drives = f"compute capabilities {', '.join(found.dla)} only" if found.dla else "no DLA"
         fitting = [entry.release for entry in subject.table.tensorrt if (targets.tensorrt(subject.table, entry.release) or found).dla]

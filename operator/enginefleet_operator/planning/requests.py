@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from enginefleet_api import fingerprint
-from enginefleet_api.flavours import ONNXRUNTIME, flavour_of, precision_refused, release_refused
+from enginefleet_api.flavours import ON_DLA, ONNXRUNTIME, flavour_of, precision_refused, release_refused
 from enginefleet_api.identity import (
     ENGINE_RECIPE,
     PREPARE_RECIPE,
@@ -97,6 +97,8 @@ def refusals(spec: ModelDeploymentSpec, hardware_class: HardwareClass, facts: Ma
     gpu = fingerprint.first_gpu(facts) or {}
     capability = str(gpu["computeCapability"]) if gpu.get("computeCapability") else None
     found = {v.id: precision_refused(v.precision, backend, version, capability) for v in ladder(spec)}
+    if backend == "tensorrt" and spec.build.dla is not None:
+        found |= {v.id: f"a DLA computes in {' and '.join(ON_DLA)} only" for v in ladder(spec) if v.precision not in ON_DLA}
     return {variant: f"PrecisionNotSupported: {why}." for variant, why in found.items() if why}
 
 

@@ -318,6 +318,15 @@ def test_a_precision_that_no_target_has_is_refused_before_anything_is_probed() -
     assert "write auto, fp32, fp16 or int8" in condition(s, "Stalled")[2]
 
 
+def test_on_a_dla_no_variant_is_tried_that_it_does_not_compute_in() -> None:
+    spec = {"precision": "auto", "auto": {"candidates": ["fp16", "fp32"]}, "build": {"dla": {}}}
+    s, _ = play(fleet(XAVIER, **spec), answers={"fp16": Answer.FAIL})
+    assert [b.spec.variant for b in s.builds] == ["fp16"]
+    assert "fp32: PrecisionNotSupported: a DLA computes in fp16 and int8 only." in [
+        f"{one.variant}: {one.message}" for one in s.status.classes[0].fingerprints[0].tried
+    ]
+
+
 def test_of_two_classes_the_one_that_has_the_precision_is_built() -> None:
     s, jobs = play(fleet(CPU, ADA, precision="fp8", calibration={"source": "model"}))
     assert jobs == [["tensorrt-10/fp8"]]
@@ -361,7 +370,7 @@ def test_an_fp32_engine_and_a_tf32_engine_of_the_same_file_are_two() -> None:
     ],
 )
 def test_settings_that_no_target_has_a_use_for_are_refused(members: Any, build: Any, refused: str) -> None:
-    s = w.settle(fleet(*members, build=build))
+    s = w.settle(fleet(*members, build=build, precision="fp16"))
     if refused:
         assert condition(s, "Stalled")[:2] == ("True", "NotYetSupported")
         assert f"no target class has a use for {refused}" in condition(s, "Stalled")[2]
