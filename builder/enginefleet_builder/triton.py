@@ -91,6 +91,8 @@ def config(
     if backend == "tensorrt" and count > 1:
         # Triton uses profile 0 alone unless they are named
         message["instance_group"][0]["profile"] = [str(index) for index in range(count)]
+    if backend == "tensorrt" and recipe.get("dla"):
+        message["instance_group"][0]["secondary_devices"] = [{"kind": Word("KIND_NVDLA"), "device_id": int(recipe["dla"].get("core", 0))}]
     if batching:
         message["dynamic_batching"] = {"preferred_batch_size": list(batching.preferred)} if batching.preferred else {}
     if backend == "onnxruntime" and provider in _ACCELERATORS:

@@ -285,7 +285,8 @@ class Double(SimpleNamespace):
 
     def _runtime(self, logger: Any) -> Strict:
         self._logger = logger
-        return Strict(self._names, "Runtime", deserialize_cuda_engine=self._deserialize)
+        self.runtime = Strict(self._names, "Runtime", deserialize_cuda_engine=self._deserialize)
+        return self.runtime
 
     def _opened(self, plan: bytes) -> bool:
         """Whether it is a plan, whose tensors are this object's from now on."""

@@ -55,8 +55,8 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return cuda.Device(library=str(library))
 
 
-def load(trt: Double, device: Any, folder: Path) -> Any:
-    return running.Engine(trt, device, str(folder / "engine"), (), Told().lines)
+def load(trt: Double, device: Any, folder: Path, dla: Any = None) -> Any:
+    return running.Engine(trt, device, str(folder / "engine"), (), Told().lines, dla=dla)
 
 
 @pytest.fixture(params=RELEASES)
@@ -239,6 +239,8 @@ def test_shapes_that_do_not_go_with_the_model(inputs: list[Tensor], profiles: An
 def test_a_dla_that_is_not_there_and_a_plugin_that_is_not(tmp_path: Path) -> None:
     with pytest.raises(failed.Refused, match="finds no DLA"):
         build(Double("8.6.0"), tmp_path, Told(), precision="fp16", recipe={"dla": {"core": 0, "allowGpuFallback": True}})
+    with pytest.raises(failed.Refused, match=r"DLA core 1 was asked for, TensorRT .* finds 1 here"):
+        build(Double("8.6.0", dlas=1), tmp_path, Told(), precision="fp16", recipe={"dla": {"core": 1}})
     with pytest.raises(failed.Refused, match=r"/no/such\.so cannot be loaded"):
         build(Double("8.6.0"), tmp_path, Told(), recipe={"plugins": ["/no/such.so"]})
 
@@ -255,6 +257,14 @@ def test_scales_reach_a_dla_as_a_calibration_cache(release: str, number: int, tm
     assert calibrator.read_calibration_cache() == f"TRT-{number}-EntropyCalibration2\na: 3f800000\nb: 3f000000\n".encode()
     assert calibrator.get_batch(["x"]) is None
     assert calibrator.get_batch_size() == 1
+
+
+@pytest.mark.parametrize(("dla", "core"), [(None, None), ({"core": 1}, 1), ({"allowGpuFallback": True}, 0)])
+def test_an_engine_is_loaded_on_the_dla_that_it_was_built_for(device: Any, dla: Any, core: int | None, tmp_path: Path) -> None:
+    trt = Double("10.3.0", dlas=2)
+    (tmp_path / "engine").write_bytes(b"a plan")
+    load(trt, device, tmp_path, dla)
+    assert trt.runtime.was_set.get("DLA_core") == core
 
 
 def test_both_ends_speak_the_same_frames() -> None:

@@ -45,6 +45,12 @@ def test_every_profile_is_named_or_triton_would_use_the_first_alone() -> None:
     assert (found.max_batch_size, list(found.dynamic_batching.preferred_batch_size)) == (16, [8])
 
 
+def test_an_engine_for_a_dla_names_it() -> None:
+    (named,) = made(dla={"core": 1, "allowGpuFallback": True}).instance_group[0].secondary_devices
+    assert (named.kind, named.device_id) == (schema().ModelInstanceGroup.SecondaryDevice.KIND_NVDLA, 1)
+    assert not made().instance_group[0].secondary_devices
+
+
 def test_a_profile_takes_no_more_than_its_narrowest_input() -> None:
     mask = TensorSpec(name="mask", dtype="bool", shape=["M", 640])
     narrow = {"name": "mask", "profiles": [{"min": [1, 640], "opt": [2, 640], "max": [4, 640]}]}

@@ -97,8 +97,8 @@ def build(trt, request, lines, say):
     made = recipes.plan(recipes.surface(trt), request)
     builder, log = started(trt, lines)
     load_plugins(trt, log, settings.get("plugins") or ())
-    if settings.get("dla") and not builder.num_DLA_cores:
-        raise Refused("NoDLA", f"{library} finds no DLA here.", "Leave spec.build.dla out, or use a board and release that have it.", True)
+    if settings.get("dla"):
+        require_dla(settings["dla"].get("core", 0), builder.num_DLA_cores, library)
     began = time.monotonic()
     say("parse", None, os.path.basename(request["model"]))
     network = builder.create_network(mask(trt.NetworkDefinitionCreationFlag, made.network))
@@ -139,6 +139,13 @@ def build(trt, request, lines, say):
     del plan, config, cache, calibrator, network, builder
     gc.collect()
     return answer
+
+
+def require_dla(core, cores, library):
+    if not cores:
+        raise Refused("NoDLA", f"{library} finds no DLA here.", "Leave spec.build.dla out, or use a board and release that have it.", True)
+    if core >= cores:
+        raise Refused("NoDLA", f"DLA core {core} was asked for, {library} finds {cores} here.", f"Write 0 to {cores - 1}.")
 
 
 def mask(enum, names):

@@ -113,7 +113,7 @@ class Server:
         recipe = header.get("recipe") or {}
         trt = self._module(header["module"])
         self._about(header)
-        engine = running.Engine(trt, device, header["engine"], recipe.get("plugins") or (), self._lines)
+        engine = running.Engine(trt, device, header["engine"], recipe.get("plugins") or (), self._lines, dla=recipe.get("dla"))
         self._engine = engine
         told = {"inputs": engine.described(engine.inputs), "outputs": engine.described(engine.outputs), "profiles": engine.profiles()}
         return dict(told, device_memory=engine.device_memory), {}

@@ -82,7 +82,7 @@ class Buffer:
 class Engine:
     """One engine with one execution context. Raises Failed and Refused."""
 
-    def __init__(self, trt, device, path, plugins, lines, host_code=False):
+    def __init__(self, trt, device, path, plugins, lines, host_code=False, dla=None):
         self._trt, self._device, self._lines = trt, device, lines
         log = logger(trt, lines)
         load_plugins(trt, log, plugins)
@@ -91,6 +91,8 @@ class Engine:
         self._runtime = trt.Runtime(log)
         if host_code and hasattr(self._runtime, "engine_host_code_allowed"):
             self._runtime.engine_host_code_allowed = True
+        if dla:
+            self._runtime.DLA_core = dla.get("core", 0)  # which core it was built for does not stand in the plan
         before = device.free_memory()[0]  # after the library has loaded its own kernels
         self.engine = self._runtime.deserialize_cuda_engine(data)
         if self.engine is None:
