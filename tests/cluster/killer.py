@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
@@ -39,8 +39,16 @@ class KillProxy:
             def log_message(self, format: str, *args: object) -> None:
                 """The operator's own log says enough."""
 
+            def setup(self) -> None:
+                super().setup()
+                self.upstream = proxy.upstream()
+
+            def finish(self) -> None:
+                self.upstream.close()
+                super().finish()
+
             def _forward(self) -> None:
-                proxy.forward(self)
+                proxy.forward(self, self.upstream)
 
             do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _forward  # noqa: N815 - names that http.server looks for
 
@@ -70,25 +78,32 @@ class KillProxy:
         with self._lock:
             self._left, self._kill, self.writes = writes, kill, []
 
-    def forward(self, request: http.server.BaseHTTPRequestHandler) -> None:
+    def upstream(self) -> http.client.HTTPSConnection:
+        return http.client.HTTPSConnection(self._host, self._port, context=self._tls, timeout=400)
+
+    def forward(self, request: http.server.BaseHTTPRequestHandler, upstream: http.client.HTTPSConnection) -> None:
+        """Answer one request; its connection stays open but after a watch, whose end is the end of its connection, and after the last write."""
         body = request.rfile.read(int(request.headers.get("Content-Length", "0")))
-        upstream = http.client.HTTPSConnection(self._host, self._port, context=self._tls, timeout=400)
         headers = {k: v for k, v in request.headers.items() if k.lower() not in ("host", "connection", "accept-encoding")}
-        try:
-            upstream.request(request.command, request.path, body or None, headers)
-            response = upstream.getresponse()
-            if request.command in WRITES and response.status < 300 and self._counted(request):
-                return
-            request.send_response(response.status)
-            request.send_header("Content-Type", response.headers.get("Content-Type", "application/json"))
+        request.close_connection = True
+        upstream.request(request.command, request.path, body or None, headers)
+        response = upstream.getresponse()
+        if request.command in WRITES and response.status < 300 and self._counted(request):
+            return
+        request.send_response(response.status)
+        request.send_header("Content-Type", response.headers.get("Content-Type", "application/json"))
+        if "watch" in parse_qs(urlsplit(request.path).query):
             request.send_header("Connection", "close")
             request.end_headers()
             while chunk := response.read1(65536):
                 request.wfile.write(chunk)
                 request.wfile.flush()
-        finally:
-            request.close_connection = True
-            upstream.close()
+            return
+        content = response.read()
+        request.send_header("Content-Length", str(len(content)))
+        request.end_headers()
+        request.wfile.write(content)
+        request.close_connection = response.will_close
 
     def _counted(self, request: http.server.BaseHTTPRequestHandler) -> bool:
         """Whether this write was the last one that the operator lives to do."""
