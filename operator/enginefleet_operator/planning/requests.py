@@ -27,6 +27,7 @@ from enginefleet_api.variants import SCALED, Variant, rungs
 from .ladder import FP32
 from .model import HardwareClass, Need
 
+MOST_REFUSED = 100
 REFERENCE_TEMPLATE = "reference-server/2"
 """Raised when the rendered pod of the reference server changes in a way that must roll out."""
 
@@ -232,7 +233,8 @@ def with_more(pinned: Resolved, report: PrepareReport) -> Resolved:
     made = {_variant(p): p for p in [*pinned.prepared, *(p.to_json_dict() for p in report.prepared)]}
     changes = {
         "prepared": list(made.values()),
-        "refused": [*pinned.refused, *_refused_anew(pinned, report)],
+        # releases and settings come and go, and what was said of former ones is of no more use
+        "refused": [*pinned.refused, *_refused_anew(pinned, report)][-MOST_REFUSED:],
         "unfit_layouts": report.unfit_layouts or pinned.unfit_layouts,
     }
     return pinned.model_copy(update=changes | (_baseline(report) if report.baseline_key else {}))
