@@ -61,9 +61,9 @@ precision comes from the ONNX file (Q/DQ nodes, casts) wherever the release can 
 - 10.x builds strongly typed when the file holds the types that were asked for, else weakly typed with flags, and says so in the build's record.
 - Several optimization profiles, dynamic batch and size, plugins by path, workspace (`auto`: the memory that is free; three quarters of it where GPU and
   system share one), detailed profiling verbosity and the engine inspector's report: all releases.
-- A DLA is asked for by `spec.build.dla` (core, GPU fallback) with precision fp16, int8 or auto, and profiles of one size each. The build's record says how many layers of
-  the network may run there, and how many parts of the engine TensorRT placed there; where there is no DLA, the class is refused (`DlaMissing`, `NoDLA`). The engine
-  is loaded on the core that it was built for.
+- A DLA is asked for by `spec.build.dla` (core, GPU fallback) with precision fp16, int8 or auto, and profiles of one size each. The build's record says how
+  many layers of the network may run there, and how many parts of the engine TensorRT placed there; where there is no DLA, the class is refused
+  (`DlaMissing`, `NoDLA`). The engine is loaded on the core that it was built for.
 - A timing cache that is damaged or of another device is left aside with a warning. A mismatch is never ignored.
 - Tactics that memory did not suffice for are counted, and mark the engine as degraded.
 - A build that names a layer without a kernel in INT8 is tried again with that layer in higher precision, at most {most} times. The build's record lists
