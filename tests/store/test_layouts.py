@@ -12,6 +12,7 @@ import pytest
 from enginefleet_api.documents import Answer, BuildRecord, TensorSpec, Verdict
 from enginefleet_api.errors import EngineFleetError
 from enginefleet_api.jobs import EngineManifest, FetchRequest
+from enginefleet_api.layouts import Layout
 from enginefleet_builder import layouts, probe
 from enginefleet_builder.build.inspect import inspect
 from enginefleet_builder.fetch import fetch
@@ -146,7 +147,7 @@ def test_what_cannot_be_laid_out_is_refused_before_it_is_fetched(
         ("triton", None, "RecordMissing"),
     ],
 )
-def test_a_record_that_does_not_tell_enough_is_said(tmp_path: Path, kind: layouts.Layout, found: BuildRecord | None, reason: str) -> None:
+def test_a_record_that_does_not_tell_enough_is_said(tmp_path: Path, kind: Layout, found: BuildRecord | None, reason: str) -> None:
     engine = tmp_path / "models/line/1/model.plan"
     engine.parent.mkdir(parents=True)
     engine.write_bytes(PLAN)
