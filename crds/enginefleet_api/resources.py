@@ -262,7 +262,7 @@ class Builds(Contract):
     windows: Annotated[list[Window], Field(max_length=32)] = Field(default_factory=list)
     """When builds may start; empty: always."""
     when_busy: Literal["Auto", "Wait"] = "Wait"
-    """Wait: for a node of the fingerprint without a serving pod. Auto: beside or instead of one, within the rollout's budget."""
+    """Wait: until a node of the fingerprint has room. Auto: beside or instead of a serving pod, within the rollout's budget."""
     memory_reserve: QuantityText = "1Gi"
     """Memory of the node that a build by TensorRT leaves free: below it the build ends by itself."""
     compute_capability: Annotated[str, matching(r"^([0-9]{1,2}\.[0-9])?$", "the compute capability of a GPU, like 8.6", max_length=4)] = ""

@@ -76,9 +76,8 @@ class Operator:
 
     def _owned(self, client: ApiClient, resource: Resource) -> Reflector[tuple[str, str, str]]:
         """Jobs, DaemonSets and pods of ours, projected to whom they concern: contents are read live."""
-        return Reflector(
-            client, resource, project=_concerns, on_event=self._child_changed, label_selector="app.kubernetes.io/managed-by=enginefleet"
-        )
+        changed = self._job_changed if resource is JOBS else self._child_changed
+        return Reflector(client, resource, project=_concerns, on_event=changed, label_selector="app.kubernetes.io/managed-by=enginefleet")
 
     @property
     def reflectors(self) -> Sequence[Reflector[Any]]:
@@ -114,6 +113,12 @@ class Operator:
                 self.models.add(view[0])
             if view[1]:
                 self.classes.add(view[1])
+
+    def _job_changed(self, old: tuple[str, str, str] | None, new: tuple[str, str, str] | None) -> None:
+        """A Job that ends may make room for builds that wait."""
+        self._child_changed(old, new)
+        for key in self.reconcilers.queued:
+            self.models.add(key)
 
     def _lost(self, why: str) -> None:
         self.failed = f"lease lost: {why}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import labels
@@ -24,23 +24,22 @@ FEW = 20
 async def fitting_plan(client: ApiClient, nodes: Mapping[str, NodeView], snapshot: Snapshot, now: float) -> tuple[Snapshot, Plan]:
     """The plan that drains no node on which the new pod would not run, and the snapshot with what was learnt on the way."""
     looked: set[str] = set()
-    taken: dict[str, list[tuple[str, fits.Amounts]]] | None = None
     specs: dict[str, Mapping[str, Any]] = {}
+    leaving = {pod.uid for pod in snapshot.pods}
     while True:
         plan = decide(snapshot, now)
-        drains = [(node, label) for node, label in _drains(snapshot, plan) if node not in looked]
+        drains = [(node, label) for node, label in _drains(snapshot, plan) if node not in looked and node in nodes]
+        looked |= {node for node, _ in drains}
+        for label in {label for _, label in drains} - specs.keys():
+            if (spec := await _spec(client, snapshot, plan, label)) is not None:
+                specs[label] = spec
+        drains = [(node, label) for node, label in drains if label in specs]
+        taken = await occupancy(client, {node for node, _ in drains}) if drains else {}
         found: dict[str, str] = {}
-        if drains and (looked or len(drains) > FEW) and taken is None:
-            taken = await _all_pods(client)
-        for name, label in drains:
-            looked.add(name)
-            spec = specs[label] if label in specs else await _spec(client, snapshot, plan, label)
-            if spec is None:
-                continue
-            specs[label] = spec
-            here = (taken.get(name, []) if taken is not None else await _pods_of(client, name)) if name in nodes else []
-            if name in nodes and (why := _why_not(snapshot, spec, nodes[name], here)):
-                found[name] = why
+        for node, label in drains:
+            here = [one.amounts for one in taken.get(node, ()) if one.uid not in leaving]
+            if why := why_not(specs[label], nodes[node], here):
+                found[node] = why
         if not found:
             if snapshot.unfit:
                 plan = replace(plan, wake_at=min(plan.wake_at or now + AGAIN, now + AGAIN))
@@ -67,29 +66,36 @@ async def _spec(client: ApiClient, snapshot: Snapshot, plan: Plan, label: str) -
     return found["spec"]["template"]["spec"] if found is not None else None
 
 
-def _why_not(snapshot: Snapshot, spec: Mapping[str, Any], node: NodeView, here: Iterable[tuple[str, fits.Amounts]]) -> str:
-    leaving = {pod.uid for pod in snapshot.pods}
+def why_not(spec: Mapping[str, Any], node: NodeView, others: Iterable[fits.Amounts]) -> str:
+    """Why a pod of `spec` would not run on the node beside `others`; labels of ours count as set."""
     room = fits.Room(node.name, node.labels, [(t.key, t.value, t.effect) for t in node.taints], node.allocatable)
     ours = [key for key in spec.get("nodeSelector") or {} if key.startswith((labels.FP_PREFIX, labels.RELEASE_PREFIX))]
-    return fits.why_not(spec, room, [amounts for uid, amounts in here if uid not in leaving], ours)
+    return fits.why_not(spec, room, others, ours)
 
 
-async def _pods_of(client: ApiClient, node: str) -> list[tuple[str, fits.Amounts]]:
-    pods, _ = await client.list(PODS, field_selector=f"spec.nodeName={node}", project=_asks)
-    return [(uid, amounts) for _, uid, amounts in pods if uid]
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A pod of a node that has not ended, and what it asks for."""
+
+    uid: str
+    amounts: fits.Amounts
+    serves: bool
 
 
-async def _all_pods(client: ApiClient) -> dict[str, list[tuple[str, fits.Amounts]]]:
-    pods, _ = await client.list(PODS, project=_asks)
-    by_node: dict[str, list[tuple[str, fits.Amounts]]] = {}
-    for node, uid, amounts in pods:
-        if uid:
-            by_node.setdefault(node, []).append((uid, amounts))
-    return by_node
+async def occupancy(client: ApiClient, nodes: Collection[str]) -> dict[str, list[Holding]]:
+    """The pods of these nodes: asked one by one where they are few, else all pods of the cluster are listed once."""
+    found: dict[str, list[Holding]] = {}
+    selectors = [f"spec.nodeName={node}" for node in nodes] if len(nodes) <= FEW else [""]
+    for selector in selectors:
+        pods, _ = await client.list(PODS, field_selector=selector, project=_holding)
+        for node, one in pods:
+            if one is not None and node in nodes:
+                found.setdefault(node, []).append(one)
+    return found
 
 
-def _asks(pod: Object) -> tuple[str, str, fits.Amounts]:
-    """(node, uid, requests) of a pod that holds something; an empty uid for one that has ended."""
-    if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
-        return "", "", {}
-    return pod["spec"].get("nodeName", ""), pod["metadata"]["uid"], fits.requests_of(pod["spec"])
+def _holding(pod: Object) -> tuple[str, Holding | None]:
+    meta, node = pod["metadata"], pod["spec"].get("nodeName", "")
+    if not node or pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+        return "", None
+    return node, Holding(meta["uid"], fits.requests_of(pod["spec"]), meta.get("labels", {}).get(labels.ROLE) == "serve")

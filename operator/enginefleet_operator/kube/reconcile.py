@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from enginefleet_api.resources import API_VERSION, EngineStoreSpec, EngineStoreS
 from .. import labels
 from ..planning.classes import decide_class, orphaned_labels
 from ..planning.decide import decide
-from ..planning.model import Plan, Settings, Snapshot, WriteBuildStatus
+from ..planning.model import Plan, Settings, Snapshot, StartBuild, WriteBuildStatus
 from ..planning.stores import decide_store
 from . import act, views
 from .client import ApiClient, Object
@@ -22,6 +23,7 @@ from .fitting import fitting_plan
 from .kinds import DAEMONSETS, ENGINE_STORES, MODEL_DEPLOYMENTS, NODE_FINGERPRINTS, NODES
 from .metrics import Metrics
 from .observe import World, observe_class, observe_model
+from .placing import with_builds
 
 logger = logging.getLogger(__name__)
 RESYNC = 600.0
@@ -30,6 +32,10 @@ REFUSED = 30.0
 """After a write that the API server refuses (quota, an admission policy): nothing tells us when it would be accepted."""
 SOON = 0.5
 """After a conflict: another writer was first, the watch will show what it wrote."""
+
+
+QUEUED = 60.0
+"""While a build waits for another one: the end of any build wakes it, this is for what no event tells."""
 
 
 class Reconcilers:
@@ -50,6 +56,9 @@ class Reconcilers:
         self._recorder = recorder
         self._metrics = metrics
         self._clock = clock
+        self._starting = asyncio.Lock()
+        self.queued: set[str] = set()
+        """ModelDeployments with a build that waits for another one to end."""
 
     async def model(self, key: str) -> float:
         namespace, _, name = key.partition("/")
@@ -59,6 +68,21 @@ class Reconcilers:
         obj, snapshot = observed
         now = self._clock()
         snapshot, plan = await fitting_plan(self._client, self._world.nodes, snapshot, now)
+        if not _starts(plan):
+            self.queued.discard(key)
+            return await self._carry_out(key, obj, snapshot, plan, now)
+        # from counting what runs until ours runs nothing else may start: one operator leads, so a lock of this process is enough
+        async with self._starting:
+            snapshot = await with_builds(self._client, self._world.nodes, snapshot, plan)
+            wished = len(_starts(plan))
+            snapshot, plan = await fitting_plan(self._client, self._world.nodes, snapshot, now)
+            waits = len(_starts(plan)) < wished
+            (self.queued.add if waits else self.queued.discard)(key)
+            after = await self._carry_out(key, obj, snapshot, plan, now)
+        return min(after, QUEUED) if waits else after
+
+    async def _carry_out(self, key: str, obj: Object, snapshot: Snapshot, plan: Plan, now: float) -> float:
+        namespace, _, name = key.partition("/")
         try:
             refused = await act.act_model(self._client, snapshot, plan.actions)
             if refused is not None:
@@ -128,6 +152,10 @@ class Reconcilers:
             if await self._client.get(NODES, name) is None:
                 await self._client.delete(NODE_FINGERPRINTS, name)
         return RESYNC
+
+
+def _starts(plan: Plan) -> list[StartBuild]:
+    return [action for action in plan.actions if isinstance(action, StartBuild)]
 
 
 def _selected(workload: Object) -> frozenset[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import stages, status
-from .model import Action, CreateBuild, Event, Plan, Snapshot, StartBuild, StartPrepare
+from .model import Action, CreateBuild, Event, Plan, Snapshot, StartPrepare
 from .serving import arrivals, serving
 from .serving import wakes as serving_wakes
 
@@ -36,8 +36,7 @@ def decide(s: Snapshot, now: float) -> Plan:
         if prepared.resolved is not None:
             actions += [CreateBuild(w.name, w.spec) for w in stages.missing_builds(s, stage)]
             actions += stage.actions
-            uids = {b.name: b.uid for b in s.builds}
-            actions += [StartBuild(job, number, w.name, uids[w.name], w.spec, avoid) for w, job, number, avoid in stage.start]
+            actions += stage.start
             actions += stages.obsolete_builds(s, stage)
             events += stage.events
             wakes += [stage.wake_at] if stage.wake_at is not None else []

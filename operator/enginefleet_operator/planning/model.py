@@ -199,6 +199,24 @@ class DeviceHolder:
 
 
 @dataclass(frozen=True, slots=True)
+class RunningBuild:
+    """A build Job of any ModelDeployment that has not ended. `node` is "" while its pod has no place."""
+
+    hardware_class: str
+    model: str
+    """namespace/name of its ModelDeployment"""
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A node as a build would find it. why_not: why its pod would not run there now; serves: some engine is served there."""
+
+    why_not: str = ""
+    serves: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """All that decisions about one ModelDeployment read, gathered at one time."""
 
@@ -226,6 +244,10 @@ class Snapshot:
     refused: tuple[str, str] | None = None
     """(reason, message) of a write that the API server refused in this very pass."""
     has_service: bool = False
+    running: tuple[RunningBuild, ...] | None = None
+    """Builds of the whole cluster; None: not looked up yet, and then no build starts for good (see kube.reconcile)."""
+    places: Mapping[str, Place] = field(default_factory=dict)
+    """Nodes that a build may be put on, as far as they were looked at."""
     unfit: Mapping[str, str] = field(default_factory=dict)
     """Nodes that serve and on which the new pod would not run, and why: they keep what they have."""
     settings: Settings = field(default_factory=Settings)
@@ -274,6 +296,8 @@ class StartBuild:
     spec: EngineBuildSpec
     avoid: tuple[str, ...] = ()
     """Nodes where it failed last for reasons of their own."""
+    node: str = ""
+    """The node it runs on; "": where the scheduler finds room."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,23 @@ from enginefleet_api.resources import AttemptState, EngineBuildSpec, EngineBuild
 from enginefleet_api.variants import Variant
 
 from .. import labels
-from . import requests, retry, support, templates, windows
+from . import queue, requests, retry, support, templates, windows
 from .ladder import Ladder, climb
-from .model import Action, Delete, EngineBuild, Event, Failure, HardwareClass, Job, Need, Node, Snapshot, WriteBuildStatus
+from .model import (
+    Action,
+    Delete,
+    EngineBuild,
+    Event,
+    Failure,
+    HardwareClass,
+    Job,
+    Need,
+    Node,
+    RunningBuild,
+    Snapshot,
+    StartBuild,
+    WriteBuildStatus,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,8 +374,7 @@ class BuildStage:
     statuses: Mapping[str, EngineBuildStatus] = field(default_factory=dict)
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
-    start: tuple[tuple[Wanted, str, int, tuple[str, ...]], ...] = ()
-    """(what, Job name, attempt, nodes to avoid)"""
+    start: tuple[StartBuild, ...] = ()
     wake_at: float | None = None
 
 
@@ -466,7 +479,8 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
     statuses: dict[str, EngineBuildStatus] = {}
     actions: list[Action] = []
     events: list[Event] = []
-    start: list[tuple[Wanted, str, int, tuple[str, ...]]] = []
+    start: list[StartBuild] = []
+    started: list[RunningBuild] = []
     wakes: list[float] = []
     for want in wanted:
         build = present.get(want.name)
@@ -489,17 +503,23 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
                 found = Attempt(found.state)  # offline is not failed: it is built when a node of its kind is back
             actions += _drop(found)
             status, new_events = _advance(s, want, status, found, now)
-            events += new_events
+            events += new_events if not found.start else ()
             if found.wake_at is not None:
                 wakes.append(found.wake_at)
             if found.start:
+                where = _admit(s, want, _avoid(status), [*_running(s), *started], now)
                 if want.spec.engine_key in busy_keys or orphans(s, "build", want.spec.engine_key[:16], now):
                     status = status.model_copy(
                         update={"phase": "Waiting", "message": "Waiting: another Job still works on the same engine."}
                     )
+                elif not where.ready:
+                    status = status.model_copy(update={"phase": "Waiting", "message": f"{where.reason}: {where.message}"})
+                    wakes += [where.wake_at] if where.wake_at is not None else []
                 else:
+                    events += new_events
                     busy_keys.add(want.spec.engine_key)
-                    start.append((want, found.start, found.number, _avoid(status)))
+                    started.append(RunningBuild(want.hardware_class.name, f"{s.namespace}/{s.name}", where.node))
+                    start.append(StartBuild(found.start, found.number, want.name, build.uid, want.spec, _avoid(status), where.node))
         statuses[want.name] = status
         if status != build.status:
             actions.append(WriteBuildStatus(want.name, status.to_json_dict()))
@@ -518,6 +538,20 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
         start=tuple(start),
         wake_at=min(wakes, default=None),
     )
+
+
+def _running(s: Snapshot) -> tuple[RunningBuild, ...]:
+    """Builds of the cluster, else those that this ModelDeployment knows of itself."""
+    if s.running is not None:
+        return s.running
+    classes = {b.name: b.spec.hardware_class for b in s.builds}
+    mine = [j for j in s.jobs if j.role == "build" and j.active]
+    return tuple(RunningBuild(classes.get(j.build, ""), f"{s.namespace}/{s.name}", j.node) for j in mine)
+
+
+def _admit(s: Snapshot, want: Wanted, avoid: tuple[str, ...], running: Sequence[RunningBuild], now: float) -> queue.Admission:
+    nodes = [node for node in s.nodes if node.name in want.nodes]
+    return queue.admit(want.name, want.hardware_class, nodes, running, s.places, avoid, now)
 
 
 def _lost(s: Snapshot, want: Wanted, status: EngineBuildStatus) -> str:

@@ -11,6 +11,8 @@ from enginefleet_api.flavours import FLAVOURS_OF, PRECISIONS, TENSORRT_10
 from enginefleet_api.keys import ignored_settings
 from enginefleet_api.resources import EngineStoreSpec, HardwareClassSpec, ModelDeploymentSpec
 
+from . import windows
+
 
 def unsupported_model_deployment(spec: ModelDeploymentSpec, backends: Collection[str]) -> Iterator[str]:
     """`backends`: of the target classes that are there. What only some of them can't do is said of each device: see requests.refusals."""
@@ -35,8 +37,10 @@ def unsupported_class(spec: HardwareClassSpec) -> Iterator[str]:
         yield "spec.executionProvider CoreML: it runs on macOS, and no node of Kubernetes does; build by hand there, or write another one"
     if spec.runtime.candidate_image:
         yield "spec.runtime.candidateImage: leave it out"
-    if spec.builds.windows or spec.builds.when_busy != "Wait" or spec.builds.max_concurrent != 1:
-        yield "spec.builds: leave windows out, whenBusy Wait and maxConcurrent 1"
+    for zone in windows.unknown_zones(spec.builds.windows):
+        yield f"spec.builds.windows: no time zone is called {zone}; write an IANA name like Europe/Berlin, or UTC"
+    if spec.builds.when_busy != "Wait":
+        yield f"spec.builds.whenBusy {spec.builds.when_busy}: write Wait"
     if spec.backend == "onnxruntime" and spec.builds.memory_reserve != "1Gi":
         yield f"spec.builds.memoryReserve {spec.builds.memory_reserve}: only TensorRT has a use for it; leave it out"
     if spec.backend == "onnxruntime" and spec.runtime.python != "python3":

@@ -140,7 +140,7 @@ def build_job(s: Snapshot, action: StartBuild) -> dict[str, Any]:
         ],
         resources=hardware_class.spec.runtime.resources,
         node_selector={labels.fp_key(spec.hardware_class, spec.image_digest): spec.fingerprint},
-        affinity=pods.not_on(action.avoid) if _elsewhere(s, action) else None,
+        affinity=pods.on_node(action.node) if action.node else pods.not_on(action.avoid) if _elsewhere(s, action) else None,
         tolerations=hardware_class.spec.runtime.tolerations,
         runtime_class=hardware_class.spec.runtime.runtime_class_name,
         deadline=BUILD_DEADLINE,
