@@ -50,7 +50,7 @@ def digits(site: Site) -> PrepareReport:
 @pytest.fixture(scope="module")
 def slow(site: Site, tmp_path_factory: pytest.TempPathFactory) -> ResolvedPrepared:
     """A network that takes seconds to build."""
-    return site.publish(deep(500), tmp_path_factory.mktemp("deep"))
+    return site.publish(deep(250), tmp_path_factory.mktemp("deep"))
 
 
 @pytest.fixture

@@ -207,7 +207,7 @@ CURES: dict[str, Callable[[Subject], None]] = {
 
 
 def compare(given: Path, cured: Path, profiles: Sequence[InputSpec], progress: Progress) -> str:
-    """A note about how far the outputs lie apart. Raises PermanentError `CureChangedOutputs`.
+    """A note about how far the outputs lie apart. Raises PermanentError `CureChangedOutputs`, and what loading the cured one raises.
 
     Both run on the same random inputs; where ONNX Runtime does not load the given file (that may be what was cured), the cured one must.
     """

@@ -50,13 +50,14 @@ def preflight(path: Path, asked: Asked, progress: Progress, cure_into: Path | No
             cure_into.mkdir(parents=True)
             answer = _ask(child, {"do": "cure", "folder": str(cure_into)}, found)
             target, cured = (Path(answer["file"]), True) if answer.get("file") else (path, False)
-    if not fatal(found):
-        found += _loads(target, progress, curable=not cured and any(finding.severity == "cured" for finding in found))
-    if cured and not fatal(found):
+    if not fatal(found) and cured:
+        # which loads the cured one
         try:
             found.append(Finding("cured", "CureChecked", cures.compare(path, target, asked.inputs, progress) + "."))
         except PermanentError as error:
             found.append(Finding.of(error))
+    elif not fatal(found):
+        found += _loads(path, progress, curable=any(finding.severity == "cured" for finding in found))
     return Inspected(found, target, cured)
 
 

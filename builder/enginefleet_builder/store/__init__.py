@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from enginefleet_api.errors import PermanentError
 from enginefleet_api.jobs import StoreRef
@@ -23,6 +22,9 @@ def open_store(ref: StoreRef, *, progress: Progress | None = None, writes: bool 
     """
     parts = urlsplit(ref.uri)
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):
+        # takes an HTTP client along, which most processes that import this have no use for
+        from urllib.request import url2pathname
+
         from .folder import FolderStore
 
         root = Path(url2pathname(parts.path))
