@@ -39,6 +39,7 @@ BARE: dict[str, Object] = {
 """The least that each kind needs."""
 
 OPTIONAL_PARTS = {
+    "spec.precision": "fp16",  # a DLA has no fp32
     "spec.calibration": {"uri": "s3://data/c/"},
     "spec.validation": {"uri": "s3://data/v.npz", "acceptance": {"maxDrop": "0.01"}, "baseline": {"expected": "0.9"}},
     "spec.benchmark": {"acceptance": {"p95": "10ms"}},
