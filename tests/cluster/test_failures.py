@@ -39,6 +39,10 @@ def _few_samples() -> bytes:
     return buffer.getvalue()
 
 
+PREFIX = "failures"
+"""One place for the engines of all these tests: what is looked at here is the operator, not the compiler."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One thing wrong in a ModelDeployment: what is said, whether it is stalled, and the change that cures it."""
@@ -98,8 +102,7 @@ def sites(cluster_fleet: Fleet) -> Iterator[dict[str, Site]]:
     for name, case in CASES.items():
         for key, content in case.files.items():
             cluster_fleet.client().put_object(Bucket="models", Key=key, Body=content())
-        # one place for the engines of all cures: what is looked at here is the operator, not the compiler
-        made[name] = Site(cluster_fleet, nodes="cpu-b", prefix="failures")
+        made[name] = Site(cluster_fleet, nodes="cpu-b", prefix=PREFIX)
         made[name].apply_all(**case.mdep)
     yield made
     for site in made.values():
@@ -125,10 +128,13 @@ def test_a_right_spec_cures_each_of_them(sites: dict[str, Site], fleet: Fleet) -
             fleet.apply(site.mdep())
     for site in sites.values():
         site.wait_ready(240)
+    # they are done with: their pods would follow what the next tests do to the node
+    for site in sites.values():
+        site.close()
 
 
 def test_no_node_of_the_class_is_waited_for_and_a_new_node_wakes_it(fleet: Fleet) -> None:
-    site = Site(fleet, nodes="cpu-late")
+    site = Site(fleet, nodes="cpu-late", prefix=PREFIX)
     try:
         site.apply_all()
         found = site.wait_reason("NoMatchingNodes")
@@ -143,7 +149,15 @@ def test_no_node_of_the_class_is_waited_for_and_a_new_node_wakes_it(fleet: Fleet
         site.close()
 
 
-def test_a_store_that_is_down_is_retried_and_serving_goes_on(fleet: Fleet, site: Site) -> None:
+@pytest.fixture
+def small(fleet: Fleet) -> Iterator[Site]:
+    made = Site(fleet, nodes="cpu-b", prefix=PREFIX)
+    yield made
+    made.close()
+
+
+def test_a_store_that_is_down_is_retried_and_serving_goes_on(fleet: Fleet, small: Site) -> None:
+    site = small
     site.apply_all()
     site.wait_ready()
     pods = {p["metadata"]["uid"] for p in site.pods()}
@@ -171,7 +185,7 @@ GPU_NODE = "node-gpu"
 def gpu_site(fleet: Fleet) -> Iterator[Site]:
     """One node whose only device is exclusive; the class's pods and builds both ask for it."""
     fleet.cluster.add_node(NodeSpec(GPU_NODE, labels={"hardware": "one-gpu"}, extended={"example.com/simulated-gpu": "1"}))
-    site = Site(fleet, nodes="one-gpu")
+    site = Site(fleet, nodes="one-gpu", prefix=PREFIX)
     yield site
     site.close()
     fleet.wait("its pods are gone", lambda: not site.pods(), 60)
