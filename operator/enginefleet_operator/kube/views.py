@@ -221,6 +221,7 @@ def serving_pod(obj: Object) -> ServingPod:
     meta, status = obj["metadata"], obj.get("status", {})
     condition: Object = next((c for c in status.get("conditions", ()) if c.get("type") == "Ready"), {})
     ready = condition.get("status") == "True"
+    loading, loaded = _loading(status)
     trouble, at = (None, 0.0) if ready else serving_trouble(obj)
     return ServingPod(
         name=meta["name"],
@@ -229,10 +230,21 @@ def serving_pod(obj: Object) -> ServingPod:
         workload_label=meta.get("labels", {}).get(labels.RELEASE, ""),
         ready=ready and "deletionTimestamp" not in meta,
         deleting="deletionTimestamp" in meta,
-        since=epoch(condition.get("lastTransitionTime") or meta.get("creationTimestamp")),
+        since=max(epoch(condition.get("lastTransitionTime") or meta.get("creationTimestamp")), 0.0 if ready else loaded),
+        loading=loading and not ready,
         trouble_at=at,
         trouble=trouble,
     )
+
+
+def _loading(status: Object) -> tuple[bool, float]:
+    """Whether images are pulled, or the engine is fetched still, and when the last init container ended: what a slow link takes, no deadline counts."""
+    inits = [c.get("state", {}) for c in status.get("initContainerStatuses", ())]
+    ended = [state["terminated"] for state in inits if state.get("terminated", {}).get("exitCode") == 0]
+    loaded = max((epoch(one.get("finishedAt")) for one in ended), default=0.0)
+    states = [c.get("state", {}) for c in status.get("containerStatuses", ())]
+    creating = not states or any(state.get("waiting", {}).get("reason") in ("ContainerCreating", "PodInitializing") for state in states)
+    return len(ended) < len(inits) or creating, loaded
 
 
 def _meant_for(pod: Object) -> str:

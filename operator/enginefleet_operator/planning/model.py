@@ -169,7 +169,9 @@ class ServingPod:
     ready: bool
     deleting: bool = False
     since: float = 0.0
-    """Since when it is ready, or not."""
+    """Since when it is ready, or not; not before its engine was fetched."""
+    loading: bool = False
+    """Its images or its engine are on their way."""
     trouble_at: float = 0.0
     """When the trouble was last seen to happen."""
     trouble: tuple[str, str] | None = None

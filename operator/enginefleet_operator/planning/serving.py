@@ -29,6 +29,8 @@ from .model import (
 )
 from .stages import Wanted, nodes_of, targets
 
+LOADING = 3600.0
+"""Seconds after which images or an engine that are still on their way count as a failure: a pod that waits for a volume looks the same."""
 BROKEN = frozenset(
     {"CrashLoopBackOff", "ImagePullBackOff", "ErrImagePull", "InvalidImageName", "CreateContainerConfigError", "RunContainerError"}
 )
@@ -120,7 +122,7 @@ def _class(
     promoted = release if release and _new(s, labels.PROMOTE, s.status.promote_token) else before.promoted
     promoted = promoted if promoted == release else ""
     excused = before.excused if before.release == release else []
-    back = refused is not None and refused.release == release
+    back = refused is not None  # also while what comes next is still being built
     stable = _labels_of(s, hardware_class, next((known for known in history if known != release), ""))
     states = tuple(
         _state(s, key, node, goal.get(node.name, ""), stable, back, node.name in excused, pods.get(node.name, []), now) for node in mine
@@ -291,8 +293,8 @@ def absent_at(s: Snapshot, node: Node) -> float:
 
 
 def overdue_at(s: Snapshot, pod: ServingPod) -> float:
-    """Counted from when the pod was last ready, or made."""
-    return pod.since + seconds(s.spec.rollout.progress_deadline)
+    """Counted from when the pod was last ready, or had its engine; what is on its way over a slow link gets LOADING on top."""
+    return pod.since + seconds(s.spec.rollout.progress_deadline) + (LOADING if pod.loading else 0.0)
 
 
 def wakes(s: Snapshot, served: Serving, now: float) -> list[float]:
@@ -347,15 +349,20 @@ def _kept(s: Snapshot, node: Node) -> bool:
 
 
 def arrivals(s: Snapshot, served: Serving) -> tuple[Action, ...]:
-    """Flips that only finish what was begun: the old pod is gone, the workload is there. They go on whatever else is held up."""
+    """What goes on whatever else is held up: flips that were begun (the old pod is gone, the workload is there), and the way back."""
     there = {w.label for w in s.workloads if not w.deleting}
     key = labels.release_key(s.namespace, s.name)
     current = {n.name: n.labels.get(key, "") for n in s.nodes}
-    return tuple(
-        a
-        for a in served.actions
-        if isinstance(a, LabelNode) and (value := a.labels.get(key)) in there and current[a.node] == f"{labels.DRAINING}{value}"
-    )
+    back = {n.name for c in served.classes if c.standing.refused is not None for n in c.nodes}
+
+    def goes_on(a: Action) -> bool:
+        if isinstance(a, RestoreWorkload):
+            return True
+        if not isinstance(a, LabelNode) or (value := a.labels.get(key)) is None:
+            return False
+        return a.node in back or (value in there and current[a.node] == f"{labels.DRAINING}{value}")
+
+    return tuple(a for a in served.actions if goes_on(a))
 
 
 def _retire(s: Snapshot, used: Collection[str], current: Collection[str]) -> list[Action]:

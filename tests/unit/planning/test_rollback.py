@@ -133,6 +133,33 @@ def test_another_spec_or_retry_tries_again() -> None:
     assert condition(again, "Ready")[0] == "True"
 
 
+def test_the_way_back_goes_on_while_the_next_model_is_prepared_and_built() -> None:
+    good = first()
+    s = changed(good)
+    for _ in range(20):
+        s = w.follow(w.apply(s, decide(s, w.NOW)))
+        bad = standing(s).release
+        s = replace(s, pods=tuple(replace(p, ready=False, trouble=TROUBLE) if p.workload_label.startswith(bad) else p for p in s.pods))
+        if standing(s).refused is not None:
+            break
+    s = replace(s, spec=w.spec(model={"uri": "s3://models/next.onnx"}), generation=3)
+    s = played(s, frozenset({bad}))
+    assert any(j.role == "prepare" and j.active for j in s.jobs)
+    assert releases(s) == releases(good)
+
+
+def test_an_engine_on_its_way_over_a_slow_link_is_no_failure() -> None:
+    good = first()
+    s = changed(good)
+    for _ in range(6):
+        s = w.follow(w.apply(s, decide(s, w.NOW)))
+        s = replace(s, pods=tuple(p if p in good.pods else replace(p, since=w.NOW, loading=True, ready=False) for p in s.pods))
+    assert any(p.loading for p in s.pods)
+    slow = w.settle(s, w.NOW + 3000)
+    assert standing(slow).refused is None
+    assert standing(w.settle(slow, w.NOW + 600 + 3600)).refused.reason == "CanaryFailed"
+
+
 def test_on_failure_pause_stops_and_takes_nothing_back() -> None:
     s, bad = broken_update(first(), rollout={"onFailure": "Pause"})
     assert releases(s).count(bad) == 1
