@@ -46,7 +46,7 @@ def test_a_ready_pod_says_since_when() -> None:
 
 def test_a_refused_fetch_is_trouble_in_its_own_words() -> None:
     failure = JobFailure.model_validate(
-        {"failureClass": "permanent", "reason": "BlobDamaged", "message": "sha256 differs.", "hint": "Build it again."}
+        {"failureClass": "Permanent", "reason": "BlobDamaged", "message": "sha256 differs.", "hint": "Build it again."}
     )
     message = Termination(failure=failure).to_message()
     failed = {"name": "fetch", "state": {"terminated": {"exitCode": 64, "finishedAt": FETCHED, "message": message}}}
