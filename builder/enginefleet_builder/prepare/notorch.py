@@ -49,6 +49,9 @@ class ModelOpt:
         finally:
             del sys.modules["torch"]
         autocast: Any = importlib.import_module("modelopt.onnx.autocast.convert")
+        converter = getattr(importlib.import_module("modelopt.onnx.autocast.precisionconverter"), "PrecisionConverter", None)
+        _having(converter, "_cleanup_no_consumer_nodes", "self")
+        converter._cleanup_no_consumer_nodes = _without_dead_ends  # type: ignore[union-attr]  # noqa: SLF001
         self.quantize = _having(
             quantization, "quantize",
             "quantize_mode", "calibration_data_reader", "calibration_method", "calibration_eps", "high_precision_dtype", "output_path",
@@ -58,6 +61,14 @@ class ModelOpt:
             autocast, "convert_to_mixed_precision", "low_precision_type", "keep_io_types", "calibration_data", "data_max", "init_max"
         )
         self.rest = _having(autocast, "convert_to_f16", "low_precision_type", "keep_io_types")
+
+
+def _without_dead_ends(converter: Any) -> None:
+    """Takes the place of AutoCast's own, which does the same by a search of all nodes for each output of each: most of the time for thousands."""
+    graph = converter.model.graph
+    wanted = {item.name for item in graph.output} | {name for node in graph.node for name in node.input}
+    for node in [node for node in graph.node if wanted.isdisjoint(node.output)]:
+        graph.node.remove(node)
 
 
 def _having(module: Any, name: str, *parameters: str) -> Any:
