@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import boto3
+import botocore.session
 from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
@@ -80,7 +82,9 @@ def s3_client(who: Who, *, endpoint: str = "", region: str = "", ca_bundle: str 
     if ca_bundle:
         options["verify"] = _memory_file(ca_bundle)
     # own session: boto3's default one is not safe to share between threads
-    client: S3Client = boto3.session.Session().client(
+    session = botocore.session.get_session()
+    session.register_component("data_loader", _descriptions())
+    client: S3Client = boto3.session.Session(botocore_session=session).client(
         "s3",
         endpoint_url=endpoint or None,
         region_name=region or os.environ.get("AWS_REGION") or "us-east-1",
@@ -88,6 +92,12 @@ def s3_client(who: Who, *, endpoint: str = "", region: str = "", ca_bundle: str 
         **options,
     )
     return client
+
+
+@cache
+def _descriptions() -> Any:
+    """What botocore knows of S3 and of endpoints, a megabyte of JSON: read once a process, not once a client."""
+    return botocore.session.get_session().get_component("data_loader")
 
 
 def _memory_file(text: str) -> str:
