@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from enginefleet_api.jobs import BuildReport, StoreRef
+from enginefleet_api.jobs import PrepareReport, StoreRef
 from enginefleet_builder.io import Progress
 from enginefleet_builder.main import app
 from enginefleet_builder.report.data import ReportData
@@ -51,8 +51,10 @@ class Reader:
         return told
 
 
-def test_the_commands_of_a_report_work_in_a_shell(bench: Bench, built: BuildReport, tmp_path: Path) -> None:
-    data = make_report(bench.store, built.engine_key, None, (), Progress())
+def test_the_commands_of_a_report_work_in_a_shell(bench: Bench, prepared: PrepareReport, tmp_path: Path) -> None:
+    # an engine of its own: the commands write where the page says that it was judged
+    fp32 = bench.build(prepared)
+    data = make_report(bench.store, fp32.engine_key, None, (), Progress())
     outputs = Reader(tmp_path).follow(data)
     assert layout.digest_hex(data.blob) in outputs["Check the engine's bytes"]
     assert json.loads(outputs["Read the verdict itself"])["blob"] == data.blob
