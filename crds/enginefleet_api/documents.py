@@ -62,6 +62,14 @@ class PreparedManifest(Contract):
     notes: list[str] = Field(default_factory=list)
 
 
+class DataSetManifest(Contract):
+    """`datasets/<digest>/manifest.json`, written last: a data set's files as they were given, under their tree digest."""
+
+    schema_version: Literal[1] = 1
+    digest: str
+    files: list[FileEntry]
+
+
 class Metric(Contract):
     """A metric's value as decimal text, with what it was computed from."""
 

@@ -14,6 +14,7 @@ from enginefleet_api.errors import PermanentError
 from enginefleet_api.keys import gate_thresholds
 from enginefleet_api.resources import Validation
 
+from .. import copies
 from ..backends.base import Session
 from ..backends.threads import resolve_threads
 from ..gate import consistency, score
@@ -24,7 +25,6 @@ from ..gate.preprocessing import Preprocessor
 from ..gate.tasks import Record, open_task, require_supported
 from ..gate.verdict import decide
 from ..report.job import write_report
-from ..sources import fetch_source
 from ..store import layout
 from .benchmark import Speed, measure_speed
 from .engine import Engine, Work
@@ -101,7 +101,10 @@ def _dataset(work: Work, baseline: Baseline | None, folder: Path) -> Dataset | N
     if baseline is not None:
         score.require_metric(request.validation, baseline)
     allow_file = request.store.uri.startswith("file:")
-    fetched = fetch_source(request.validation_source, folder, progress=work.progress, allow_file=allow_file)
+    digest = baseline.validation if baseline is not None else request.validation_source.digest
+    fetched = copies.fetch_validation(
+        work.records, request.validation_source, request.store, digest, folder, allow_file=allow_file, progress=work.progress
+    )
     work.moved["validation"] = sum(entry.size for entry in fetched.files)
     if baseline is not None and baseline.validation != fetched.digest:
         message = f"the validation set has the digest {fetched.digest}, the baseline was measured on {baseline.validation}."

@@ -15,6 +15,7 @@ from enginefleet_api.flavours import PRECISIONS, flavour_of
 from enginefleet_api.jobs import PrepareReport, PrepareRequest, ResolvedPrepared, clip
 from enginefleet_api.variants import CAST, SCALED, Variant
 
+from .. import copies
 from ..gate.advice import Advice, advise
 from ..gate.tasks import require_supported
 from ..io import Progress
@@ -57,6 +58,11 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
         # where nobody can have anything that is said at once; the baseline comes with what can be had later
         baseline, made = _baseline(given, records, progress) if prepared else (None, False)
         fresh |= made
+        # last: who is refused leaves no copy behind
+        if baseline is not None and given.validation is not None and request.validation_source is not None:
+            note = copies.keep(records, request.validation_source, request.store, given.validation.fetched, progress)
+            notes += [note] if note else []
+            fresh |= note is not None
         advice = _advice(given, baseline)
         if advice is not None and advice.note:
             notes.insert(0, advice.note)

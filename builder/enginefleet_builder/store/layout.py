@@ -24,6 +24,15 @@ def baseline(baseline_key: str) -> str:
     return f"baselines/{_hex(baseline_key)}.json"
 
 
+def dataset(digest: str, path: str = "") -> str:
+    """One file of a data set, or the prefix of all; `path` is relative to it. `digest`: its tree digest."""
+    return f"datasets/{digest_hex(digest)}/files/{path}"
+
+
+def dataset_manifest(digest: str) -> str:
+    return f"datasets/{digest_hex(digest)}/manifest.json"
+
+
 def blob(digest: str) -> str:
     """`digest`: `sha256:<64 hex>`."""
     name = digest_hex(digest)

@@ -1,18 +1,20 @@
-"""What stands in the store, as documents: blobs, build records, verdicts, prepared models, baselines.
+"""What stands in the store, as documents: blobs, build records, verdicts, prepared models, baselines, copies of data sets.
 
 Order of publishing an engine: `publish_blob` (reads it back), judge it as read back, `add_build`, `add_verdict` last.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import ValidationError
 
 from enginefleet_api.base import Contract
-from enginefleet_api.documents import Baseline, BuildRecord, PreparedManifest, Verdict
+from enginefleet_api.documents import Baseline, BuildRecord, DataSetManifest, FileEntry, PreparedManifest, Verdict
 from enginefleet_api.errors import PermanentError, TransientFault
+from enginefleet_api.identity import tree_digest
 from enginefleet_builder.io import Progress
 
 from . import layout
@@ -145,6 +147,57 @@ class Records:
     def baseline(self, baseline_key: str) -> Baseline | None:
         return self._document(layout.baseline(baseline_key), Baseline)
 
+    # ---- data sets ----
+
+    def publish_dataset(
+        self, digest: str, files: Sequence[FileEntry], folder: Path, *, anew: bool = False, progress: Progress | None = None
+    ) -> bool:
+        """Store a data set's files as they are, then the manifest; False when it stands already. `digest`: their tree digest.
+
+        What is there of an interrupted copy is not sent again. `anew`: whatever stands is replaced, because some of it is damaged.
+        """
+        if not anew and self.store.exists(layout.dataset_manifest(digest)):
+            return False
+        there = set(self.store.list(layout.dataset(digest)))
+        for count, entry in enumerate(files, start=1):
+            key = layout.dataset(digest, entry.path)
+            if key not in there:
+                self.store.put_if_absent(key, folder / entry.path, sha256=entry.sha256)
+            elif anew:
+                self._replace_object(key, folder / entry.path, entry.sha256)
+            if progress is not None:
+                progress("copy the data set into the store", count, len(files))
+        manifest = DataSetManifest(digest=digest, files=sorted(files, key=lambda entry: entry.path))
+        key = layout.dataset_manifest(digest)
+        if not self._put_document(key, manifest) and anew and (standing := self.store.get(key)) is not None:
+            self.store.replace_if(key, standing.etag, _body(manifest))
+        return True
+
+    def dataset(self, digest: str) -> DataSetManifest | None:
+        """Raises PermanentError `StoreRecordUnreadable`, also when the files that it names are not those of the digest."""
+        key = layout.dataset_manifest(digest)
+        manifest = self._document(key, DataSetManifest)
+        if manifest is None:
+            return None
+        try:
+            found = tree_digest((entry.path, entry.sha256) for entry in manifest.files)
+        except ValueError as error:
+            found = str(error)
+        if found != digest:
+            message = f"{key} names files of another data set: {found}, expected {digest}."
+            raise PermanentError("StoreRecordUnreadable", message, "Remove the object; the data set is copied again.")
+        return manifest
+
+    def fetch_dataset(self, manifest: DataSetManifest, folder: Path, *, progress: Progress | None = None) -> None:
+        """Write the data set's files into `folder`, each checked by digest and size. Raises ObjectMissing, BlobDamaged, TransientFault."""
+        for entry in manifest.files:
+            target = folder / entry.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            key = layout.dataset(manifest.digest, entry.path)
+            self.store.download(key, target, sha256=entry.sha256, size=entry.size, progress=progress)
+
+    # ---- reports ----
+
     def put_report(self, engine_key: str, gate_key: str, name: str, body: Body) -> None:
         """Something for people to read; the first of a name stands."""
         self.store.put_if_absent(layout.report(engine_key, gate_key, name), body)
@@ -156,11 +209,15 @@ class Records:
     # ---- documents ----
 
     def _put_document(self, key: str, document: Contract) -> bool:
-        return self.store.put_if_absent(key, document.model_dump_json(by_alias=True, exclude_none=True).encode())
+        return self.store.put_if_absent(key, _body(document))
 
     def _document(self, key: str, kind: type[Document]) -> Document | None:
         stored = self.store.get(key)
         return None if stored is None else parse(key, stored.body, kind)
+
+
+def _body(document: Contract) -> bytes:
+    return document.model_dump_json(by_alias=True, exclude_none=True).encode()
 
 
 def parse(key: str, body: bytes, kind: type[Document]) -> Document:

@@ -1,0 +1,211 @@
+"""Validation sets from the web are copied into the store, and engines are judged from the copy; what is not everybody's stays where it is."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from enginefleet_api.documents import Answer
+from enginefleet_api.errors import PermanentError, TransientFault
+from enginefleet_api.identity import tree_digest
+from enginefleet_api.jobs import BuildReport, BuildRequest, PrepareReport, Source, StoreRef
+from enginefleet_builder import copies
+from enginefleet_builder.build.job import build, judge
+from enginefleet_builder.gate import latency
+from enginefleet_builder.io import Progress, terminated
+from enginefleet_builder.prepare.job import prepare
+from enginefleet_builder.sources import fetch_source
+from enginefleet_builder.store import layout
+from enginefleet_builder.store.records import Records
+from localcluster.s3 import S3Server
+from tests.builder.support import Bench, Undisturbed
+from tests.store.proxy import Fault, FaultyProxy
+from tests.store.support import BUCKET, Place, admin, s3_place
+from tests.store.test_sources import Web, page, serving, sha
+
+NAME = "/validation.npz"
+
+
+@dataclass
+class Site:
+    """A bench whose store is in S3 and whose validation set is on the web."""
+
+    bench: Bench
+    place: Place
+    web: Web
+    model: Source
+    log: list[str] = field(default_factory=list)
+
+    @property
+    def records(self) -> Records:
+        return Records(self.place.open())
+
+    def copied(self) -> list[str]:
+        return list(self.place.open().list("datasets/"))
+
+    def prepare(self, source: Source | None = None) -> PrepareReport:
+        source = source or page(self.web, NAME)
+        progress = Progress()
+        request = self.bench.prepare_request(store=self.place.ref, model=self.model, calibration=None, calibration_source=None)
+        report = prepare(request.model_copy(update={"validation_source": source}), progress)
+        self.log = list(progress.log_tail)
+        return report
+
+    def request(self, prepared: PrepareReport) -> BuildRequest:
+        return self.bench.build_request(prepared, store=self.place.ref, validation_source=page(self.web, NAME))
+
+    def build(self, prepared: PrepareReport, *, again: bool = False) -> BuildReport:
+        """Its lines are in `log`, what it asked the web for in `web.asked`."""
+        self.web.asked.clear()
+        progress = Progress()
+        report = (judge if again else build)(self.request(prepared), progress, Undisturbed())
+        self.log = list(progress.log_tail)
+        return report
+
+
+@pytest.fixture(scope="module")
+def web() -> Iterator[Web]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def site(s3: S3Server, credentials: None, web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setattr(latency, "MEASURED_SECONDS", 0.02)
+    bench = Bench(tmp_path)
+    web.files = {NAME: bench.validation.read_bytes()}
+    web.asked.clear()
+    key = f"given/{secrets.token_hex(4)}/model.onnx"
+    admin(s3).upload_file(str(bench.model), BUCKET, key)
+    model = Source(uri=f"s3://{BUCKET}/{key}", endpoint=s3.endpoint, credentials="store")
+    return Site(bench, s3_place(s3.endpoint), web, model)
+
+
+def whole(site: Site, key: str) -> str:
+    return f"{site.place.ref.uri.removeprefix(f's3://{BUCKET}/')}{key}"
+
+
+def test_a_set_from_the_web_is_copied_once_as_it_is_and_engines_are_judged_from_the_copy(site: Site) -> None:
+    prepared = site.prepare()
+    body, digest = site.web.files[NAME], prepared.validation
+    assert digest == tree_digest([("validation.npz", sha(body))])
+    file = layout.dataset(digest, "validation.npz")
+    assert site.copied() == [file, layout.dataset_manifest(digest)]
+    stored = site.place.open().get(file)
+    assert stored is not None
+    assert stored.body == body, "encoded as it was given"
+    assert f"the validation set ({len(body)} bytes) was copied into the store: builds read it there" in prepared.notes
+    again = site.prepare()
+    assert (again.reused, again.notes) == (True, [note for note in prepared.notes if "copied" not in note])
+
+    built = site.build(prepared)
+    assert (Answer.PASS, []) == (built.answer, site.web.asked), built.reasons
+    found = site.records.newest_verdict(built.engine_key, built.gate_key)
+    assert found is not None
+    assert found[1].evidence["bytes"]["validation"] == len(body)
+
+
+@pytest.mark.parametrize("harm", ["bytes", "file gone", "manifest of another set", "no manifest"])
+def test_a_copy_that_is_damaged_or_missing_is_said_to_be_so_and_made_anew_from_the_source(site: Site, s3: S3Server, harm: str) -> None:
+    prepared = site.prepare()
+    assert prepared.validation is not None
+    body = site.web.files[NAME]
+    file, manifest = layout.dataset(prepared.validation, "validation.npz"), layout.dataset_manifest(prepared.validation)
+    other = f'{{"digest": "{prepared.validation}", "files": [{{"path": "validation.npz", "sha256": "{sha(b"x")}", "size": 1}}]}}'
+    match harm:
+        case "bytes":
+            admin(s3).put_object(Bucket=BUCKET, Key=whole(site, file), Body=body[:-1] + b"x")
+        case "file gone":
+            admin(s3).delete_object(Bucket=BUCKET, Key=whole(site, file))
+        case "manifest of another set":
+            admin(s3).put_object(Bucket=BUCKET, Key=whole(site, manifest), Body=other.encode())
+        case "no manifest":
+            admin(s3).delete_object(Bucket=BUCKET, Key=whole(site, manifest))
+    assert site.build(prepared).answer is Answer.PASS
+    assert site.web.asked == [NAME]
+    said = "has no copy of the validation set" if harm == "no manifest" else "copy of the validation set cannot be used"
+    assert [said in line for line in site.log] == [True], site.log
+    assert site.build(prepared, again=True).answer is Answer.PASS
+    assert (site.web.asked, site.log) == ([], [])
+
+
+def test_a_source_that_changed_is_not_judged_with_and_not_copied(site: Site, s3: S3Server) -> None:
+    prepared = site.prepare()
+    assert prepared.validation is not None
+    admin(s3).delete_object(Bucket=BUCKET, Key=whole(site, layout.dataset_manifest(prepared.validation)))
+    site.web.files[NAME] += b"\0"
+    with pytest.raises(PermanentError, match="DataSetChanged"):
+        site.build(prepared)
+    assert site.copied() == [layout.dataset(prepared.validation, "validation.npz")]
+
+
+def test_data_with_a_secret_of_its_own_is_not_copied(site: Site) -> None:
+    prepared = site.prepare(page(site.web, NAME).model_copy(update={"credentials": "validation"}))
+    assert prepared.validation is not None
+    assert site.copied() == []
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ({"uri": "https://data.example/set.npz"}, True),
+        ({"uri": "https://data.example/set.npz", "credentials": "validation"}, False),
+        ({"uri": "https://data.example/set.npz?X-Amz-Signature=1"}, False),
+        ({"uri": "https://store.example/engines/set.npz"}, False),
+        ({"uri": "s3://data/set/", "credentials": "store"}, False),
+        ({"uri": "s3://data/set/", "credentials": "validation"}, False),
+        ({"uri": "s3://data/set/", "credentials": "ambient"}, False),
+        ({"uri": "file:///data/set/"}, False),
+    ],
+)
+def test_only_what_anybody_may_fetch_from_elsewhere_is_copied(source: dict[str, str], expected: bool) -> None:
+    store = StoreRef(uri="s3://engines/", endpoint="https://store.example")
+    assert expected == copies.is_open(Source.model_validate(source), store)
+
+
+def test_a_set_beyond_the_limit_or_one_that_the_store_refuses_stays_where_it_is(
+    site: Site, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin(s3).put_object(Bucket=BUCKET, Key=whole(site, "datasets"), Body=b"in the way of the folder")
+    prepared = site.prepare()
+    assert [line.startswith("the validation set is not copied into the store: ") for line in site.log] == [True], site.log
+    assert [note for note in prepared.notes if "copied" in note] == []
+    admin(s3).delete_object(Bucket=BUCKET, Key=whole(site, "datasets"))
+    monkeypatch.setattr(copies, "COPY_LIMIT", 1000)
+    site.prepare()
+    assert ["more than 1000: it is not copied" in line for line in site.log] == [True], site.log
+    assert site.copied() == []
+
+
+class Interrupted(Progress):
+    def show(self, stage: str, done: float | None, total: float | None) -> None:
+        if stage.startswith("copy the data set") and done == 1:
+            self.cancellation.cancel(terminated("SIGTERM"))
+
+
+def test_a_copy_that_was_interrupted_goes_on_where_it_ended(proxy: FaultyProxy, tmp_path: Path) -> None:
+    given = tmp_path / "given"
+    (given / "ant").mkdir(parents=True)
+    for name in ("ant/1.jpg", "ant/2.jpg", "manifest.json"):
+        (given / name).write_bytes(name.encode())
+    fetched = fetch_source(Source(uri=f"{given.as_uri()}/"), tmp_path / "fetched", allow_file=True)
+    records = Records(s3_place(proxy.endpoint).open())
+    with pytest.raises(TransientFault, match="SIGTERM"):
+        records.publish_dataset(fetched.digest, fetched.files, fetched.folder, progress=Interrupted())
+    assert records.dataset(fetched.digest) is None, "without its manifest a set is not there"
+    there = len(list(records.store.list("datasets/")))
+    assert 0 < there < len(fetched.files)
+    writes = Fault("slow", "PUT")
+    proxy.faults = [writes]
+    assert records.publish_dataset(fetched.digest, fetched.files, fetched.folder)
+    assert writes.applied == len(fetched.files) - there + 1
+    manifest = records.dataset(fetched.digest)
+    assert manifest is not None
+    records.fetch_dataset(manifest, tmp_path / "again")
+    assert {name: (tmp_path / "again" / name).read_text() for name in ("ant/1.jpg", "ant/2.jpg", "manifest.json")} == {
+        name: name for name in ("ant/1.jpg", "ant/2.jpg", "manifest.json")
+    }
