@@ -103,7 +103,7 @@ def _transitions(s: Snapshot, new: ModelDeploymentStatus) -> list[Event]:
     old = {c.name: c.rollout for c in s.status.classes}
     for one in new.classes:
         was, now = old.get(one.name), one.rollout
-        if was is not None and was.release == now.release and was.step == "canary" and now.step not in ("canary", "rollback"):
+        if was is not None and was.release == now.release and was.step == "canary" != now.step and now.refused is None:
             events.append(Event("CanaryReady", f"{one.name}: the canary nodes of release {now.release} are ready."))
     return events
 

@@ -223,6 +223,22 @@ def test_abort_stops_a_rollout_in_the_middle() -> None:
     assert releases(s) == releases(before)
 
 
+def test_only_a_canary_that_is_ready_is_told_to_be() -> None:
+    told = []
+    closed = {"windows": [{"days": ["Sat"], "start": "10:00", "duration": "1h", "timeZone": "UTC"}]}
+    s = played(changed(first(), rollout=closed))
+    assert standing(s).step == "canary"
+    s = replace(s, annotations={labels.ABORT: "1"})
+    for _ in range(30):
+        plan = decide(s, w.NOW)
+        told += [event.reason for event in plan.events]
+        s = w.follow(w.apply(s, plan))
+    assert condition(s, "Stalled")[1] == "Aborted"
+    assert "CanaryReady" not in told
+    s = played(changed(s, image="triton:3", rollout={"canary": {"count": 1, "soak": "1h"}}))
+    assert [event.reason for event in decide(s, w.NOW + 3600).events] == ["CanaryReady"]
+
+
 def test_promote_skips_canary_and_steps_of_the_release_at_hand() -> None:
     s = played(changed(first(), rollout={"canary": {"count": 1, "soak": "1h"}, "steps": ["50%", "100%"]}))
     assert (standing(s).step, len(set(releases(s)))) == ("canary", 2)
