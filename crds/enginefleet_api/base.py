@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar
@@ -84,15 +85,28 @@ def fraction(text: str) -> float:
     return float(Decimal(numerator) / Decimal(denominator or "1"))
 
 
-_SUFFIX = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15} | {
-    unit + "i": 1024**power for power, unit in enumerate("KMGTP", start=1)
-}
+_SUFFIX: Mapping[str, float] = {
+    "": 1,
+    "n": 1e-9,
+    "u": 1e-6,
+    "m": 0.001,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "P": 10**15,
+    "E": 10**18,
+} | {unit + "i": 1024**power for power, unit in enumerate("KMGTPE", start=1)}
 
 
 def quantity(text: str) -> float:
-    """The value of a Kubernetes quantity (`1Gi`, `500m`, `2`); ValueError for other text."""
+    """The value of a Kubernetes quantity as specs of ours take it (`1Gi`, `500m`, `2`); ValueError for other text."""
     if not re.fullmatch(QUANTITY_PATTERN, text):
         raise ValueError(f"{text!r} is not a quantity: write it like 500m, 2 or 1Gi")
-    number = text.rstrip("kKMGTPim")
-    suffix = text[len(number) :]
-    return float(number) * (0.001 if suffix == "m" else _SUFFIX[suffix])
+    return any_quantity(text)
+
+
+def any_quantity(text: str) -> float:
+    """The value of any quantity that an API server lets through, like `2e3` and `1Ei` of a node or of somebody else's pod."""
+    number = text.rstrip("numkKMGTPEi")
+    return float(number) * _SUFFIX[text[len(number) :]]

@@ -54,3 +54,8 @@ def release_key(namespace: str, name: str) -> str:
 def release_value(release: str, blob: str) -> str:
     """A release with the engine that is pinned in its template: another blob is another workload."""
     return f"{release}-{blob.removeprefix('sha256:')[:8]}"
+
+
+def release_of(value: str) -> str:
+    """The release in a value of a release label, or in that of a node that is drained for it; "" of none."""
+    return value.removeprefix(DRAINING).partition("-")[0]

@@ -35,3 +35,15 @@ def site(fleet: Fleet) -> Iterator[Site]:
     made = Site(fleet)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def served(cluster_fleet: Fleet) -> Iterator[Site]:
+    """A site of two nodes on which all is done, one for the tests of a file."""
+    if not cluster_fleet.operator.alive():
+        cluster_fleet.operator.start()
+    made = Site(cluster_fleet)
+    made.apply_all()
+    made.wait_ready()
+    yield made
+    made.close()

@@ -14,18 +14,6 @@ from demo.inference import infer, load_samples
 from .fleet import MNIST, Fleet, Site, phase
 
 
-@pytest.fixture(scope="module")
-def served(cluster_fleet: Fleet) -> Iterator[Site]:
-    """A site on which all is done: for the tests that want nothing to happen there."""
-    if not cluster_fleet.operator.alive():
-        cluster_fleet.operator.start()
-    made = Site(cluster_fleet)
-    made.apply_all()
-    made.wait_ready()
-    yield made
-    made.close()
-
-
 def test_apply_leads_to_serving_pods_and_a_right_answer(fleet: Fleet, served: Site) -> None:
     site = served
     found = site.wait_ready()

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
 
 from demo.world import Object
 
 from .fleet import Fleet, Site
 
 LATER = 180.0
-
-
-@pytest.fixture(scope="module")
-def served(cluster_fleet: Fleet) -> Iterator[Site]:
-    """Two nodes that serve a first release."""
-    if not cluster_fleet.operator.alive():
-        cluster_fleet.operator.start()
-    site = Site(cluster_fleet)
-    site.apply_all()
-    site.wait_ready()
-    yield site
-    site.close()
 
 
 def template(image: str, note: str = "") -> dict[str, Any]:

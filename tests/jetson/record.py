@@ -27,7 +27,7 @@ from typing import Any
 from bench import accuracy
 from enginefleet_api import fingerprint
 from enginefleet_api.errors import EngineFleetError
-from enginefleet_api.flavours import flavour_of, precision_refused
+from enginefleet_api.flavours import ON_DLA, flavour_of, precision_refused
 from enginefleet_api.jobs import BuildRequest, PrepareReport, PrepareRequest
 from enginefleet_api.keys import recipe_of
 from enginefleet_api.resources import BuildSettings, Dla
@@ -51,7 +51,6 @@ NETWORK = accuracy.Network("digits", "examples/mnist", "", (512, 1000), accuracy
 """Shipped: 60,000 weights, trained on real handwritten digits; 512 to calibrate with, 1,000 others to judge by."""
 BATCH = 16
 VARIANTS = (Variant(precision="fp32"), Variant(precision="fp16"), Variant(precision="int8", method="entropy"))
-ON_DLA = ("fp16", "int8")
 WHOLE = BuildSettings()
 DLA = BuildSettings(dla=Dla(core=0, allow_gpu_fallback=True))
 NO_DLA = ("NoDLA", "DlaScales")

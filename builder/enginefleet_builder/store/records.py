@@ -5,7 +5,7 @@ Order of publishing an engine: `publish_blob` (reads it back), judge it as read 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -129,10 +129,7 @@ class Records:
 
     def fetch_prepared(self, manifest: PreparedManifest, folder: Path, *, progress: Progress | None = None) -> None:
         """Write the prepared model's files into `folder`, each checked by digest and size."""
-        for entry in manifest.files:
-            target = folder / entry.path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            self.store.download(self._prepared_file(manifest, entry.path), target, sha256=entry.sha256, size=entry.size, progress=progress)
+        self._fetch_files(manifest.files, lambda path: self._prepared_file(manifest, path), folder, progress)
 
     @staticmethod
     def _prepared_file(manifest: PreparedManifest, path: str) -> str:
@@ -190,11 +187,13 @@ class Records:
 
     def fetch_dataset(self, manifest: DataSetManifest, folder: Path, *, progress: Progress | None = None) -> None:
         """Write the data set's files into `folder`, each checked by digest and size. Raises ObjectMissing, BlobDamaged, TransientFault."""
-        for entry in manifest.files:
+        self._fetch_files(manifest.files, lambda path: layout.dataset(manifest.digest, path), folder, progress)
+
+    def _fetch_files(self, files: Sequence[FileEntry], key_of: Callable[[str], str], folder: Path, progress: Progress | None) -> None:
+        for entry in files:
             target = folder / entry.path
             target.parent.mkdir(parents=True, exist_ok=True)
-            key = layout.dataset(manifest.digest, entry.path)
-            self.store.download(key, target, sha256=entry.sha256, size=entry.size, progress=progress)
+            self.store.download(key_of(entry.path), target, sha256=entry.sha256, size=entry.size, progress=progress)
 
     # ---- reports ----
 

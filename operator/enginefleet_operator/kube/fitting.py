@@ -15,8 +15,6 @@ from .client import ApiClient, Object
 from .kinds import DAEMONSETS, PODS
 from .nodes import NodeView
 
-AGAIN = 60.0
-"""Seconds after which a node is looked at again: nothing tells us when another pod leaves."""
 FEW = 20
 """Up to so many nodes are asked one by one, else all pods of the cluster are listed once."""
 
@@ -41,8 +39,6 @@ async def fitting_plan(client: ApiClient, nodes: Mapping[str, NodeView], snapsho
             if why := why_not(specs[label], nodes[node], here):
                 found[node] = why
         if not found:
-            if snapshot.unfit:
-                plan = replace(plan, wake_at=min(plan.wake_at or now + AGAIN, now + AGAIN))
             return snapshot, plan
         snapshot = replace(snapshot, unfit={**snapshot.unfit, **found})
 

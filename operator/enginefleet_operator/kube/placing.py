@@ -12,6 +12,7 @@ from .client import ApiClient, Object
 from .fitting import occupancy, why_not
 from .kinds import JOBS, PODS
 from .nodes import NodeView
+from .views import ended
 
 MOST = 50
 """So many nodes of a fingerprint are looked at, those that come first by name: a build needs one of them."""
@@ -24,24 +25,28 @@ async def with_builds(client: ApiClient, nodes: Mapping[str, NodeView], snapshot
     pods, _ = await client.list(PODS, label_selector=selector, project=_placed)
     placed = dict(pods)
     running = tuple(RunningBuild(job[1], job[2], placed.get(job[0], "")) for job in jobs if job is not None)
+    starts = [action for action in plan.actions if isinstance(action, StartBuild)]
+    candidates = [_of_its_kind(nodes, action) for action in starts]
+    taken = await occupancy(client, {name for names in candidates for name in names})
     places: dict[str, Place] = {}
-    for action in plan.actions:
-        if not isinstance(action, StartBuild):
-            continue
-        key = labels.fp_key(action.spec.hardware_class, action.spec.image_digest)
-        kind = sorted(name for name, view in nodes.items() if view.labels.get(key) == action.spec.fingerprint and view.ready)[:MOST]
+    for action, names in zip(starts, candidates, strict=True):
         spec = manifests.build_job(snapshot, action)["spec"]["template"]["spec"]
-        taken = await occupancy(client, kind)
-        for name in kind:
+        for name in names:
             here = taken.get(name, [])
             serves = any(one.serves for one in here)
             places[name] = Place(why_not(spec, nodes[name], [one.amounts for one in here]), serves)
     return replace(snapshot, running=running, places=places)
 
 
+def _of_its_kind(nodes: Mapping[str, NodeView], action: StartBuild) -> list[str]:
+    """Ready nodes of the fingerprint that is built for."""
+    key = labels.fp_key(action.spec.hardware_class, action.spec.image_digest)
+    return sorted(name for name, view in nodes.items() if view.labels.get(key) == action.spec.fingerprint and view.ready)[:MOST]
+
+
 def _job(job: Object) -> tuple[str, str, str] | None:
     """(uid, class, ModelDeployment) of a Job that has not ended."""
-    if any(c.get("status") == "True" and c["type"] in ("Complete", "Failed") for c in job.get("status", {}).get("conditions", ())):
+    if ended(job):
         return None
     meta = job["metadata"]
     have = meta.get("labels", {})

@@ -32,8 +32,6 @@ REFUSED = 30.0
 """After a write that the API server refuses (quota, an admission policy): nothing tells us when it would be accepted."""
 SOON = 0.5
 """After a conflict: another writer was first, the watch will show what it wrote."""
-
-
 QUEUED = 60.0
 """While a build waits for another one: the end of any build wakes it, this is for what no event tells."""
 
@@ -75,7 +73,7 @@ class Reconcilers:
         async with self._starting:
             snapshot = await with_builds(self._client, self._world.nodes, snapshot, plan)
             wished = len(_starts(plan))
-            snapshot, plan = await fitting_plan(self._client, self._world.nodes, snapshot, now)
+            plan = decide(snapshot, now)  # what was learnt of nodes on the way is in the snapshot
             waits = len(_starts(plan)) < wished
             (self.queued.add if waits else self.queued.discard)(key)
             after = await self._carry_out(key, obj, snapshot, plan, now)

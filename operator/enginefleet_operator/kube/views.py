@@ -65,17 +65,10 @@ def engine_build(obj: Object) -> EngineBuild | None:
 
 def workload(obj: Object) -> Workload:
     meta = obj["metadata"]
-    have, notes = meta.get("labels", {}), meta.get("annotations", {})
     return Workload(
-        name=meta["name"],
-        uid=meta["uid"],
-        hardware_class=have.get(labels.HARDWARE_CLASS, ""),
-        fingerprint=have.get(labels.FINGERPRINT, ""),
-        label=have.get(labels.RELEASE, ""),
-        build=have.get(labels.ENGINE_BUILD, ""),
-        image_digest=notes.get(labels.IMAGE_DIGEST, ""),
-        blob=notes.get(labels.BLOB, ""),
-        deleting="deletionTimestamp" in meta,
+        **_engine_of(meta),
+        build=meta.get("labels", {}).get(labels.ENGINE_BUILD, ""),
+        blob=meta.get("annotations", {}).get(labels.BLOB, ""),
         desired=obj.get("status", {}).get("desiredNumberScheduled", 0),
     )
 
@@ -83,34 +76,44 @@ def workload(obj: Object) -> Workload:
 def revision(obj: Object) -> tuple[str, Revision]:
     """A ControllerRevision and the uid of its owner; its content is read only when a rollback needs it."""
     meta = obj["metadata"]
-    have, notes = meta.get("labels", {}), meta.get("annotations", {})
-    return next((o["uid"] for o in meta.get("ownerReferences", ())), ""), Revision(
-        name=meta["name"],
-        uid=meta["uid"],
-        hardware_class=have.get(labels.HARDWARE_CLASS, ""),
-        fingerprint=have.get(labels.FINGERPRINT, ""),
-        label=have.get(labels.RELEASE, ""),
-        image_digest=notes.get(labels.IMAGE_DIGEST, ""),
-        created=epoch(meta.get("creationTimestamp")),
-        deleting="deletionTimestamp" in meta,
-    )
+    owner = next((o["uid"] for o in meta.get("ownerReferences", ())), "")
+    return owner, Revision(**_engine_of(meta), created=epoch(meta.get("creationTimestamp")))
+
+
+def _engine_of(meta: Object) -> dict[str, Any]:
+    """What a DaemonSet, and the revision that keeps it, say in their metadata of the engine that is pinned there."""
+    have = meta.get("labels", {})
+    return {
+        "name": meta["name"],
+        "uid": meta["uid"],
+        "hardware_class": have.get(labels.HARDWARE_CLASS, ""),
+        "fingerprint": have.get(labels.FINGERPRINT, ""),
+        "label": have.get(labels.RELEASE, ""),
+        "image_digest": meta.get("annotations", {}).get(labels.IMAGE_DIGEST, ""),
+        "deleting": "deletionTimestamp" in meta,
+    }
+
+
+def ended(job: Object) -> dict[str, Object]:
+    """The conditions by which a Job has ended: Complete or Failed; none while it runs."""
+    conditions = job.get("status", {}).get("conditions", ())
+    return {c["type"]: c for c in conditions if c.get("status") == "True" and c["type"] in ("Complete", "Failed")}
 
 
 def job(obj: Object, pods: Iterable[Object]) -> Job:
     """A Job with its pods. Finished means: the Job controller says so, or its only pod has ended and left a message."""
-    meta, status = obj["metadata"], obj.get("status", {})
+    meta = obj["metadata"]
     have, notes = meta.get("labels", {}), meta.get("annotations", {})
     mine = [p for p in pods if p["metadata"].get("labels", {}).get("batch.kubernetes.io/job-name") == meta["name"]]
     mine = [p for p in mine if any(o.get("uid") == meta["uid"] for o in p["metadata"].get("ownerReferences", ()))]
     mine.sort(key=lambda p: p["metadata"]["creationTimestamp"])
     last = mine[-1] if mine else None
-    ended = {c["type"]: c for c in status.get("conditions", ()) if c.get("status") == "True"}
-    active = "Complete" not in ended and "Failed" not in ended
+    how = ended(obj)
     live = sum(1 for p in mine if p.get("status", {}).get("phase") not in ("Succeeded", "Failed"))
     outcome = Termination()
     failure: Failure | None = None
-    if not active:
-        outcome, failure = _outcome(meta["name"], last, ended.get("Failed"))
+    if how:
+        outcome, failure = _outcome(meta["name"], last, how.get("Failed"))
     return Job(
         name=meta["name"],
         uid=meta["uid"],
@@ -118,7 +121,7 @@ def job(obj: Object, pods: Iterable[Object]) -> Job:
         attempt=int(notes.get(labels.ATTEMPT, "1")),
         build=have.get(labels.ENGINE_BUILD, ""),
         inputs_key=notes.get(labels.INPUTS_KEY, ""),
-        active=active,
+        active=not how,
         deleting="deletionTimestamp" in meta,
         live_pods=live,
         node=(last or {}).get("spec", {}).get("nodeName", ""),
@@ -126,7 +129,7 @@ def job(obj: Object, pods: Iterable[Object]) -> Job:
         report=None if outcome.report is None or outcome.report.kind == "Fetch" else outcome.report,
         failure=failure,
         image_id=next((c.get("imageID", "") for c in (last or {}).get("status", {}).get("containerStatuses", ())), ""),
-        waiting=waiting(last) if active and last is not None else None,
+        waiting=waiting(last) if not how and last is not None else None,
     )
 
 

@@ -6,11 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-SUFFIXES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0} | {
-    unit + suffix: base**power
-    for suffix, base in (("", 1000.0), ("i", 1024.0))
-    for power, unit in enumerate("kMGTPE" if base == 1000.0 else "KMGTPE", 1)
-}
+from enginefleet_api.base import any_quantity
+
 ALWAYS_TOLERATED = frozenset(
     f"node.kubernetes.io/{name}"
     for name in ("not-ready", "unreachable", "disk-pressure", "memory-pressure", "pid-pressure", "unschedulable", "network-unavailable")
@@ -27,12 +24,6 @@ class Room:
     labels: Mapping[str, str]
     taints: Sequence[tuple[str, str, str]]
     allocatable: Mapping[str, str]
-
-
-def quantity(text: str) -> float:
-    """Any quantity that an API server lets through: `500m`, `1.5Gi`, `2e3`."""
-    number = text.rstrip("numkKMGTPEi")
-    return float(number) * SUFFIXES[text[len(number) :]]
 
 
 def requests_of(spec: Mapping[str, Any]) -> dict[str, float]:
@@ -52,14 +43,14 @@ def requests_of(spec: Mapping[str, Any]) -> dict[str, float]:
     for name, amount in beside.items():
         total[name] = total.get(name, 0.0) + amount
     for name, text in (spec.get("overhead") or {}).items():
-        total[name] = total.get(name, 0.0) + quantity(str(text))
+        total[name] = total.get(name, 0.0) + any_quantity(str(text))
     return total
 
 
 def _asked(container: Mapping[str, Any]) -> dict[str, float]:
     resources = container.get("resources") or {}
     written = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-    return {name: quantity(str(text)) for name, text in written.items()}
+    return {name: any_quantity(str(text)) for name, text in written.items()}
 
 
 def why_not(spec: Mapping[str, Any], room: Room, others: Iterable[Amounts], ours: Iterable[str] = ()) -> str:
@@ -88,7 +79,7 @@ def why_not(spec: Mapping[str, Any], room: Room, others: Iterable[Amounts], ours
         for name, amount in amounts.items():
             taken[name] = taken.get(name, 0.0) + amount
     for name, amount in {**requests_of(spec), "pods": 1.0}.items():
-        has = quantity(room.allocatable[name]) if name in room.allocatable else 0.0 if name != "pods" else float("inf")
+        has = any_quantity(room.allocatable[name]) if name in room.allocatable else 0.0 if name != "pods" else float("inf")
         free = has - taken.get(name, 0.0)
         if amount > free + 1e-9:
             return f"the pod asks for {_said(amount)} {name}, of {_said(has)} on the node {_said(max(0.0, free))} are left by other pods"

@@ -144,8 +144,8 @@ def step(nodes: Iterable[NodeState], policy: Policy, now: float) -> Step:
     there = [node for node in reachable if node.target]
     updated = [node for node in there if _moved(node)]
     waiting = [node for node in there if not _moved(node) and not node.current.startswith(DRAINING)]
-    unfit = [node for node in waiting if node.unfit and node.serving and not policy.back]
-    movable = [node for node in waiting if node.schedulable and not (node.unfit and node.serving and not policy.back)]
+    unfit = {} if policy.back else {node.name: node.unfit for node in waiting if node.unfit and node.serving}
+    movable = [node for node in waiting if node.schedulable and node.name not in unfit]
     stage = _stage(updated, movable, policy, now)
     if not policy.back and (failure := _failure(updated, movable, stage, policy)):
         return Step(tuple(flips), failure, stage.name, failure)
@@ -185,7 +185,8 @@ def step(nodes: Iterable[NodeState], policy: Policy, now: float) -> Step:
     elif not policy.back and len(turn) < len(movable):
         held = stage.held
     elif unfit:
-        held = f"{len(unfit)} nodes keep what they serve, the new pod would not run there: {unfit[0].name}: {unfit[0].unfit}"
+        first, why = next(iter(unfit.items()))
+        held = f"{len(unfit)} nodes keep what they serve, the new pod would not run there: {first}: {why}"
     elif len(movable) < len(waiting):
         held = f"{len(waiting) - len(movable)} nodes are cordoned"
     return Step((*flips, *late), held, name, wake_at=stage.wake_at, excuse=excuse)

@@ -31,6 +31,8 @@ from .stages import Wanted, nodes_of, targets
 
 LOADING = 3600.0
 """Seconds after which images or an engine that are still on their way count as a failure: a pod that waits for a volume looks the same."""
+UNFIT = 60.0
+"""Seconds after which a node on which the new pod would not run is looked at again: nothing tells us when another pod leaves."""
 BROKEN = frozenset(
     {"CrashLoopBackOff", "ImagePullBackOff", "ErrImagePull", "InvalidImageName", "CreateContainerConfigError", "RunContainerError"}
 )
@@ -119,8 +121,7 @@ def _class(
     if refused is not None:
         history = [known for known in history if known != refused.release]
     settled = bool(history) and history[0] == release
-    promoted = release if release and _new(s, labels.PROMOTE, s.status.promote_token) else before.promoted
-    promoted = promoted if promoted == release else ""
+    promoted = release if before.promoted == release or _new(s, labels.PROMOTE, s.status.promote_token) else ""
     excused = before.excused if before.release == release else []
     back = refused is not None  # also while what comes next is still being built
     stable = _labels_of(s, hardware_class, next((known for known in history if known != release), ""))
@@ -157,7 +158,7 @@ def _class(
         eta=_eta(states, started) if is_open and release and not step.failure and not back and not s.spec.paused else "",
         paused_reason=step.held,
         promoted=promoted,
-        excused=sorted({*(name for name in excused if any(node.name == name for node in mine)), *step.excuse})[:100],
+        excused=sorted({*(node.name for node in states if node.excused), *step.excuse})[:100],
     )
     wakes = [at for at in (step.wake_at, None if policy.back else changes) if at is not None]
     return ClassRollout(hardware_class, states, standing, flips, min(wakes, default=None))
@@ -188,8 +189,9 @@ def _policy(s: Snapshot, *, promoted: bool, is_open: bool, back: bool) -> rollou
 def _served(key: str, nodes: Sequence[Node], pods: Mapping[str, list[ServingPod]], release: str) -> list[str]:
     """The release that some node serves beside `release`, where nothing is written down of what was good."""
     for node in nodes:
-        found = node.labels.get(key, "").partition("-")[0]
-        if found not in ("", release) and "." not in found and any(pod.ready for pod in pods.get(node.name, ())):
+        value = node.labels.get(key, "")
+        found = labels.release_of(value)
+        if found not in ("", release) and not value.startswith(labels.DRAINING) and any(pod.ready for pod in pods.get(node.name, ())):
             return [found]
     return []
 
@@ -203,7 +205,7 @@ def _labels_of(s: Snapshot, hardware_class: HardwareClass, release: str) -> list
         return []
     kept = sorted((r for r in s.revisions if not r.deleting), key=lambda r: -r.created)
     every: list[Kept] = [*(w for w in s.workloads if not w.deleting), *kept]
-    return [one for one in every if one.hardware_class == hardware_class.name and one.label.partition("-")[0] == release]
+    return [one for one in every if one.hardware_class == hardware_class.name and labels.release_of(one.label) == release]
 
 
 def _workloads(s: Snapshot, creates: Mapping[str, CreateWorkload], labels_needed: Collection[str]) -> list[Action]:
@@ -227,7 +229,7 @@ def _forget(s: Snapshot, used: Collection[str], current: Collection[str], result
         for r in s.revisions
         if r.name not in current
         and r.label not in used
-        and (r.hardware_class, r.label.partition("-")[0]) not in kept
+        and (r.hardware_class, labels.release_of(r.label)) not in kept
         and not r.deleting
         and not any(w.name == r.name for w in s.workloads)
     ]
@@ -273,7 +275,7 @@ def _state(
         ready_since=max((p.since for p in mine if p.ready), default=0.0),
         excused=excused,
         unfit=s.unfit.get(node.name, ""),
-        may_be_canary=chosen is None or all(node.labels.get(k) == v for k, v in chosen.match_labels.items()),
+        may_be_canary=chosen is None or chosen.matches(node.labels),
     )
 
 
@@ -298,11 +300,12 @@ def overdue_at(s: Snapshot, pod: ServingPod) -> float:
 
 
 def wakes(s: Snapshot, served: Serving, now: float) -> list[float]:
-    """When a node that does not serve yet becomes one that failed."""
+    """When the passing of time alone may change what is decided."""
     found = [overdue_at(s, pod) for pod in s.pods if not pod.ready and not pod.deleting]
     empty = {n.name for c in served.classes for n in c.nodes if n.pods == 0 and n.target and n.current == n.target}
     found += [absent_at(s, node) for node in s.nodes if node.name in empty]
     found += [c.wake_at for c in served.classes if c.wake_at is not None]
+    found += [now + UNFIT] if s.unfit else []
     return [at for at in found if now < at < math.inf]
 
 

@@ -74,7 +74,7 @@ def admission(s: Snapshot) -> Iterator[Problem]:
             )
             continue
         allowed = found.spec.allowed_namespaces
-        if allowed is not None and any(s.namespace_labels.get(k) != v for k, v in allowed.match_labels.items()):
+        if allowed is not None and not allowed.matches(s.namespace_labels):
             wanted = ", ".join(f"{k}={v}" for k, v in sorted(allowed.match_labels.items()))
             yield Problem(
                 "NamespaceNotAllowed", f"HardwareClass {name!r} allows namespaces with the labels {wanted}; {s.namespace} is not one."
@@ -103,7 +103,7 @@ def targets(s: Snapshot) -> list[HardwareClass]:
 
 
 def matches(hardware_class: HardwareClass, node: Node) -> bool:
-    return all(node.labels.get(key) == value for key, value in hardware_class.spec.node_selector.match_labels.items())
+    return hardware_class.spec.node_selector.matches(node.labels)
 
 
 def nodes_of(s: Snapshot, hardware_class: HardwareClass) -> list[Node]:
@@ -480,7 +480,7 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
     actions: list[Action] = []
     events: list[Event] = []
     start: list[StartBuild] = []
-    started: list[RunningBuild] = []
+    running = _running(s)
     wakes: list[float] = []
     for want in wanted:
         build = present.get(want.name)
@@ -507,18 +507,17 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
             if found.wake_at is not None:
                 wakes.append(found.wake_at)
             if found.start:
-                where = _admit(s, want, _avoid(status), [*_running(s), *started], now)
                 if want.spec.engine_key in busy_keys or orphans(s, "build", want.spec.engine_key[:16], now):
                     status = status.model_copy(
                         update={"phase": "Waiting", "message": "Waiting: another Job still works on the same engine."}
                     )
-                elif not where.ready:
+                elif not (where := _admit(s, want, _avoid(status), running, now)).ready:
                     status = status.model_copy(update={"phase": "Waiting", "message": f"{where.reason}: {where.message}"})
                     wakes += [where.wake_at] if where.wake_at is not None else []
                 else:
                     events += new_events
                     busy_keys.add(want.spec.engine_key)
-                    started.append(RunningBuild(want.hardware_class.name, f"{s.namespace}/{s.name}", where.node))
+                    running.append(RunningBuild(want.hardware_class.name, f"{s.namespace}/{s.name}", where.node))
                     start.append(StartBuild(found.start, found.number, want.name, build.uid, want.spec, _avoid(status), where.node))
         statuses[want.name] = status
         if status != build.status:
@@ -540,17 +539,18 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
     )
 
 
-def _running(s: Snapshot) -> tuple[RunningBuild, ...]:
+def _running(s: Snapshot) -> list[RunningBuild]:
     """Builds of the cluster, else those that this ModelDeployment knows of itself."""
     if s.running is not None:
-        return s.running
+        return list(s.running)
     classes = {b.name: b.spec.hardware_class for b in s.builds}
     mine = [j for j in s.jobs if j.role == "build" and j.active]
-    return tuple(RunningBuild(classes.get(j.build, ""), f"{s.namespace}/{s.name}", j.node) for j in mine)
+    return [RunningBuild(classes.get(j.build, ""), f"{s.namespace}/{s.name}", j.node) for j in mine]
 
 
 def _admit(s: Snapshot, want: Wanted, avoid: tuple[str, ...], running: Sequence[RunningBuild], now: float) -> queue.Admission:
-    nodes = [node for node in s.nodes if node.name in want.nodes]
+    names = frozenset(want.nodes)
+    nodes = [node for node in s.nodes if node.name in names]
     return queue.admit(want.name, want.hardware_class, nodes, running, s.places, avoid, now)
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from enginefleet_operator.planning.fits import Room, quantity, requests_of, why_not
+from enginefleet_api.base import any_quantity
+from enginefleet_operator.planning.fits import Room, requests_of, why_not
 
 ROOM = Room(
     "n1",
@@ -96,4 +97,4 @@ def test_a_pod_asks_for_its_containers_together_or_its_largest_init_container() 
     [("2", 2), ("500m", 0.5), ("1.5Gi", 1.5 * 2**30), ("2e3", 2000), ("3M", 3e6), ("1Ei", 2.0**60), ("100n", 1e-7), ("1E", 1e18)],
 )
 def test_every_quantity_of_an_api_server_is_read(text: str, value: float) -> None:
-    assert quantity(text) == pytest.approx(value)
+    assert any_quantity(text) == pytest.approx(value)
