@@ -20,7 +20,8 @@ WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 class KillProxy:
     """Plain HTTP on loopback in front of `server` (https URL, CA file). `arm(n, kill)`: call `kill` after the n-th write from then on.
 
-    Leases and events are not counted: they decide nothing.
+    Leases and events are not counted: they decide nothing. Nor is what comes over a connection from before: it is of an earlier life, and was on its way
+    when that was killed.
     """
 
     def __init__(self, server: str, ca_file: str) -> None:
@@ -28,7 +29,7 @@ class KillProxy:
         self._host, self._port = str(parts.hostname), int(parts.port or 443)
         self._tls = ssl.create_default_context(cafile=ca_file)
         self._lock = threading.Lock()
-        self._left = 0
+        self._left = self._life = 0
         self._kill: Callable[[], None] = lambda: None
         self.writes: list[str] = []
         proxy = self
@@ -41,6 +42,7 @@ class KillProxy:
 
             def setup(self) -> None:
                 super().setup()
+                self.life = proxy.life
                 self.upstream = proxy.upstream()
 
             def finish(self) -> None:
@@ -48,7 +50,7 @@ class KillProxy:
                 super().finish()
 
             def _forward(self) -> None:
-                proxy.forward(self, self.upstream)
+                proxy.forward(self, self.upstream, self.life)
 
             do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _forward  # noqa: N815 - names that http.server looks for
 
@@ -74,21 +76,27 @@ class KillProxy:
         self._server.server_close()
         self._thread.join()
 
+    @property
+    def life(self) -> int:
+        """How often it was armed."""
+        return self._life
+
     def arm(self, writes: int, kill: Callable[[], None]) -> None:
         with self._lock:
+            self._life += 1
             self._left, self._kill, self.writes = writes, kill, []
 
     def upstream(self) -> http.client.HTTPSConnection:
         return http.client.HTTPSConnection(self._host, self._port, context=self._tls, timeout=400)
 
-    def forward(self, request: http.server.BaseHTTPRequestHandler, upstream: http.client.HTTPSConnection) -> None:
+    def forward(self, request: http.server.BaseHTTPRequestHandler, upstream: http.client.HTTPSConnection, life: int) -> None:
         """Answer one request; its connection stays open but after a watch, whose end is the end of its connection, and after the last write."""
         body = request.rfile.read(int(request.headers.get("Content-Length", "0")))
         headers = {k: v for k, v in request.headers.items() if k.lower() not in ("host", "connection", "accept-encoding")}
         request.close_connection = True
         upstream.request(request.command, request.path, body or None, headers)
         response = upstream.getresponse()
-        if request.command in WRITES and response.status < 300 and self._counted(request):
+        if request.command in WRITES and response.status < 300 and self._counted(request, life):
             return
         request.send_response(response.status)
         request.send_header("Content-Type", response.headers.get("Content-Type", "application/json"))
@@ -105,12 +113,14 @@ class KillProxy:
         request.wfile.write(content)
         request.close_connection = response.will_close
 
-    def _counted(self, request: http.server.BaseHTTPRequestHandler) -> bool:
+    def _counted(self, request: http.server.BaseHTTPRequestHandler, life: int) -> bool:
         """Whether this write was the last one that the operator lives to do."""
         path = urlsplit(request.path).path
         if "/leases" in path or path.endswith("/events"):
             return False
         with self._lock:
+            if life != self._life:
+                return False
             self.writes.append(f"{request.command} {path}")
             self._left -= 1
             if self._left != 0:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import base64
+import http.client
+import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -62,6 +66,38 @@ def check_end(site: Site) -> None:
     assert {k: v for k, v in site.end_state().items() if k != "builds"} == END
     assert [phase(b) for b in site.builds()] == ["Passed"]
     assert sorted(j["metadata"]["labels"]["enginefleet.io/role"] for j in site.jobs()) == ["build", "prepare"]
+
+
+def test_a_write_that_was_on_its_way_when_its_life_ended_is_not_counted_for_the_next(proxied: tuple[Fleet, KillProxy]) -> None:
+    fleet, proxy = proxied
+    token = yaml.safe_load(fleet.operator.kubeconfig.read_text())["users"][0]["user"]["token"]
+    killed: list[str] = []
+    ask = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"nonResourceAttributes": {"path": "/", "verb": "get"}},
+    }
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+
+    def write(connection: http.client.HTTPConnection) -> int:
+        connection.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", json.dumps(ask), headers)
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status
+
+    address = urlsplit(proxy.url)
+    with (
+        closing(http.client.HTTPConnection(str(address.hostname), address.port, timeout=30)) as first,
+        closing(http.client.HTTPConnection(str(address.hostname), address.port, timeout=30)) as second,
+    ):
+        proxy.arm(2, lambda: killed.append("first"))
+        assert write(first) == 201
+        proxy.arm(1, lambda: killed.append("second"))
+        assert write(first) == 201
+        assert (killed, proxy.writes) == ([], [])
+        with pytest.raises((ConnectionError, http.client.HTTPException)):
+            write(second)
+    assert killed == ["second"]
 
 
 def test_killed_after_each_single_write_the_flow_still_ends_the_same(proxied: tuple[Fleet, KillProxy]) -> None:
