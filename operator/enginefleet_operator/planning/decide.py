@@ -45,6 +45,7 @@ def decide(s: Snapshot, now: float) -> Plan:
     # while prepare runs for new inputs (or something is missing) nothing is retired and no node leaves its release
     actions += served.actions if resolved is not None else arrivals(s, served)
     wakes += serving_wakes(s, served, now)
+    events += [event for one in served.classes for event in one.events]
     new_status, transitions = status.model_status(s, problems, prepared, stage, served, now)
     events += transitions
     changed: Mapping[str, Any] | None = new_status.to_json_dict()

@@ -17,6 +17,7 @@ from .model import (
     CreateService,
     CreateWorkload,
     Delete,
+    Event,
     HardwareClass,
     KeepRevision,
     LabelNode,
@@ -48,6 +49,7 @@ class ClassRollout:
     standing: RolloutStatus
     flips: tuple[rollout.Flip, ...] = ()
     wake_at: float | None = None
+    events: tuple[Event, ...] = ()
 
     @property
     def held(self) -> str:
@@ -114,7 +116,12 @@ def _class(
     refused = before.refused if before.refused is not None and (not release or before.refused.release == release) else None
     if _new(s, labels.RETRY, s.status.retry_token):
         refused = None
-    if release and (token := _new(s, labels.ABORT, s.status.abort_token)):
+    token = _new(s, labels.ABORT, s.status.abort_token) if release else ""
+    events: tuple[Event, ...] = ()
+    if token and refused is None and history == [release]:
+        text = f"every node serves release {release}, and there is no earlier one to go back to: abort {token} changes nothing."
+        events = (Event("NothingToAbort", f"{hardware_class.name}: {text}", warning=True),)
+    elif token:
         if refused is not None:
             history = history[1:] or history  # what it went back to is not wanted either
         refused = RefusedRelease(release=release, reason="Aborted", message=f"{labels.ABORT}: {token}", at=retry.timestamp(now))
@@ -161,7 +168,7 @@ def _class(
         excused=sorted({*(node.name for node in states if node.excused), *step.excuse})[:100],
     )
     wakes = [at for at in (step.wake_at, None if policy.back else changes) if at is not None]
-    return ClassRollout(hardware_class, states, standing, flips, min(wakes, default=None))
+    return ClassRollout(hardware_class, states, standing, flips, min(wakes, default=None), events)
 
 
 def _new(s: Snapshot, annotation: str, used: str) -> str:

@@ -278,7 +278,7 @@ def _back(c: ClassRollout, refused: RefusedRelease) -> Wait:
     done = sum(rollout.classify(n) is State.READY for n in there)
     stable = c.standing.stable_release
     where = f"{done} of {len(there)} nodes are back on release {stable}" if stable else "there is no earlier release to go back to"
-    text = f"{c.hardware_class.name}: {refused.message}: {where}. Change the spec, or try it again with the annotation {labels.RETRY}."
+    text = f"{c.hardware_class.name}: {refused.message.rstrip('.')}: {where}. Change the spec, or try it again with the annotation {labels.RETRY}."
     return Wait("rollout", "Aborted" if refused.reason == "Aborted" else "RolledBack", text, stalled=True)
 
 

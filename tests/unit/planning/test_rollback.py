@@ -214,6 +214,26 @@ def test_a_second_abort_goes_back_once_more() -> None:
     assert releases(s) == releases(one), "there is nothing before the first"
 
 
+def test_abort_of_what_has_nothing_before_it_changes_nothing_and_says_so() -> None:
+    before = first()
+    s = replace(before, annotations={labels.ABORT: "oops"})
+    told = [(event.reason, event.warning, event.message) for event in decide(s, w.NOW).events]
+    assert [(reason, warning) for reason, warning, _ in told] == [("NothingToAbort", True)]
+    assert "no earlier one to go back to: abort oops changes nothing" in told[0][2]
+    s = played(s)
+    assert condition(s, "Ready")[0] == "True"
+    assert (releases(s), standing(s).refused, s.status.abort_token) == (releases(before), None, "oops")
+    assert decide(s, w.NOW).events == ()
+
+
+def test_abort_stops_a_first_rollout_where_it_is() -> None:
+    s = played(w.passed_fleet(spec=w.spec(rollout={"canary": {"count": 1, "soak": "1h"}})))
+    assert releases(s).count("") == 2
+    s = played(replace(s, annotations={labels.ABORT: "x"}), now=w.NOW + 7200)
+    assert releases(s).count("") == 2
+    assert condition(s, "Stalled")[1] == "Aborted"
+
+
 def test_abort_stops_a_rollout_in_the_middle() -> None:
     before = first()
     s = changed(before, rollout={"canary": {"count": 1, "soak": "1h"}})
