@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -219,6 +220,8 @@ def build_request(
         raise PermanentError("PreparedMissing", f"no prepared model {prepared_key} in {store_ref['uri']}.", hint)
     if baseline_key is not None and asked.validation is not None:
         _require_baseline(records, baseline_key, asked, asked.validation, manifest)
+    if partner_key not in (None, prepared_key):
+        _require_partner(records.prepared(partner_key), partner_key, manifest)
     if compute_capability and backend != "tensorrt-rtx":
         message = f"{backend} does not build for a GPU that is not here, expected tensorrt-rtx for compute capability {compute_capability}."
         raise PermanentError(
@@ -280,3 +283,24 @@ def _require_baseline(records: Records, key: str, asked: ModelDeploymentSpec, va
             f"the baseline {key[:12]}… was taken with another task, decoder, preprocessing or code of one's own than are asked for here."
         )
         raise PermanentError("BaselineMismatch", message, "Give prepare, build and judge the same --spec and flags.")
+
+
+def _require_partner(found: PreparedManifest | None, key: str, manifest: PreparedManifest) -> None:
+    """A speed-up over another model, or over another precision, would say nothing. Raises PermanentError `PreparedMissing`, `PartnerMismatch`."""
+    if found is None:
+        hint = "Run `enginefleet prepare` with --precision fp32; its report names the key."
+        raise PermanentError("PreparedMissing", f"no prepared model {key} in the store: the FP32 partner.", hint)
+    for what, mine, expected in (
+        ("model", found.source_model, manifest.source_model),
+        ("export", _export(found), _export(manifest)),
+        ("precision", found.precision, "fp32"),
+        ("flavour", found.flavour, manifest.flavour),
+    ):
+        if mine != expected:
+            message = f"the partner {key[:12]}… has the {what} {mine[:80]}, expected {expected[:80]}."
+            hint = "Prepare the same model with --precision fp32 and the same --spec and --flavour, and give the key that it prints."
+            raise PermanentError("PartnerMismatch", message, hint)
+
+
+def _export(manifest: PreparedManifest) -> str:
+    return json.dumps((manifest.spec.get("model") or {}).get("export"), sort_keys=True)

@@ -228,6 +228,28 @@ def test_by_hand_a_baseline_of_another_model_is_refused(bench: Bench, prepared: 
     )
 
 
+def test_by_hand_a_partner_that_says_nothing_of_speed_is_refused_before_anything_is_built(bench: Bench, prepared: PrepareReport) -> None:
+    mine = prepared.prepared[0].prepared_key
+    stored = bench.records.prepared(mine)
+    assert stored is not None
+    other = f"sha256:{'1' * 64}"
+    exported = {**stored.spec, "model": {**stored.spec["model"], "export": {"opset": 18}}}
+    cases: list[tuple[dict[str, Any] | None, str]] = [
+        ({"source_model": other}, f"has the model {other}, expected {prepared.model}"),
+        ({"spec": exported}, 'has the export {"opset": 18}, expected null'),
+        ({"precision": "fp16"}, "has the precision fp16, expected fp32"),
+        ({"flavour": "tensorrt-8"}, "has the flavour tensorrt-8, expected onnxruntime"),
+        (None, "PreparedMissing (permanent): no prepared model"),
+    ]
+    for number, (change, message) in enumerate(cases):
+        partner = str(number) * 64
+        if change is not None:
+            bench.records.publish_prepared(stored.model_copy(update={"prepared_key": partner} | change), bench.model.parent)
+        told = CliRunner().invoke(app, ["build", "--prepared", mine, "--partner", partner, "--store", bench.store.uri])
+        assert (told.exit_code, message in told.output) == (42, True), told.output
+    assert not list(bench.records.store.list("blobs/"))
+
+
 def test_by_hand_a_model_that_was_prepared_for_another_backend_is_refused(bench: Bench) -> None:
     made = bench.prepare(flavours=["tensorrt-10"]).prepared[0]
     told = CliRunner().invoke(app, ["build", "--prepared", made.prepared_key, "--store", bench.store.uri])
