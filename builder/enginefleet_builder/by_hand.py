@@ -63,9 +63,9 @@ def named_spec(file: Path | None, flags: Mapping[str, Any]) -> tuple[ModelDeploy
         missing = "rules that an API server has for it are not checked, since cel-python is missing: install it, or the extra `cli`"
         print(f"{file}: {missing}.", file=sys.stderr)
     where = str(file) if file is not None else "the flags"
+    metadata = manifest.get("metadata")
+    named = {"name": metadata["name"]} if isinstance(metadata, Mapping) and isinstance(metadata.get("name"), str) else {}
     if whole := "kind" in manifest:
-        metadata = manifest.get("metadata")
-        named = {"name": metadata["name"]} if isinstance(metadata, Mapping) and isinstance(metadata.get("name"), str) else {}
         _refuse(where, manifest_rules.problems(_elsewhere(manifest["spec"], _is_local), rules=rules, **named))
     raw = _merged(manifest["spec"], flags)
     for part in ADDRESSED:
@@ -74,7 +74,7 @@ def named_spec(file: Path | None, flags: Mapping[str, Any]) -> tuple[ModelDeploy
     # what the model requires, and no command line needs
     asked = {"model": {"uri": "file:///"}, "targets": [{"hardwareClass": "by-hand"}]} | raw
     if not whole or _merged({}, flags):
-        _refuse(where, manifest_rules.problems(_completed(asked), rules=rules))
+        _refuse(where, manifest_rules.problems(_completed(asked), rules=rules, **named))
     return ModelDeploymentSpec.model_validate(asked), _name_of(manifest)
 
 
@@ -116,7 +116,7 @@ def _completed(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _manifest(file: Path) -> dict[str, Any]:
-    """The one ModelDeployment in a YAML or JSON file; one without `kind` where the file is the part below `spec`."""
+    """The one ModelDeployment in a YAML or JSON file; one without `kind` where the file is the part below `spec`, or that with its name."""
     from .manifest_rules import without_null
     from .prepare.targets import read_manifests
 
@@ -125,9 +125,12 @@ def _manifest(file: Path) -> dict[str, Any]:
         return PermanentError("BadRequest", f"{path} cannot be used as a spec: {what}.", hint)
 
     documents = read_manifests(file, refused)
-    found = [dict(one) if "kind" in one else {"spec": one} for one in documents if one.get("kind", "ModelDeployment") == "ModelDeployment"]
+    mine = [one for one in documents if one.get("kind", "ModelDeployment") == "ModelDeployment"]
+    found = [dict(one) if "kind" in one or "spec" in one else {"spec": one} for one in mine]
     if len(found) != 1 or not isinstance(found[0].get("spec"), Mapping):
         raise refused(file, f"it has {len(found)} ModelDeployments" if len(found) != 1 else "it has no spec")
+    if "kind" not in found[0] and (others := set(found[0]) - {"apiVersion", "metadata", "spec"}):
+        raise refused(file, f"beside spec it has {', '.join(sorted(map(str, others))[:5])}, which belongs below it")
     return found[0] | {"spec": without_null(found[0]["spec"])}
 
 

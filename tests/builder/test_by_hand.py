@@ -81,11 +81,13 @@ def test_a_manifest_says_what_flags_cannot_and_flags_say_it_for_this_machine(tmp
     assert made.preprocessing == asked.preprocessing
 
 
-def test_the_part_below_spec_will_do(tmp_path: Path) -> None:
+def test_the_part_below_spec_will_do_with_its_name_or_without(tmp_path: Path) -> None:
     (tmp_path / "part.yaml").write_text("validation: {uri: data/, task: outputs, metric: cosine}\n")
     asked = by_hand.spec(tmp_path / "part.yaml", {})
     assert asked.validation is not None
     assert asked.validation.uri == (Path.cwd() / "data").as_uri()
+    (tmp_path / "named.yaml").write_text("metadata: {name: yard}\nspec: {validation: {uri: data/, task: outputs, metric: cosine}}\n")
+    assert by_hand.named_spec(tmp_path / "named.yaml", {}) == (asked, "yard")
 
 
 @pytest.mark.parametrize(
@@ -97,6 +99,7 @@ def test_the_part_below_spec_will_do(tmp_path: Path) -> None:
         ("kind: HardwareClass\nspec: {}", "it has 0 ModelDeployments"),
         (MANIFEST + "---" + MANIFEST, "it has 2 ModelDeployments"),
         ("kind: ModelDeployment", "it has no spec"),
+        ("spec: {precision: fp32}\nvalidation: {uri: data/}", "beside spec it has validation, which belongs below it"),
         ("{", "cannot be used as a spec"),
         ("- validation", "it has 0 ModelDeployments"),
         ("validation: &a {python: *a}", "cannot be used as a spec|valid"),

@@ -64,13 +64,15 @@ def test_the_commands_of_a_report_work_in_a_shell(bench: Bench, prepared: Prepar
 
 
 SPEC = """
-precision: int8
-inputs: [{name: x, profiles: [{min: [1, 1, 8, 8], opt: [2, 1, 8, 8], max: [4, 1, 8, 8]}]}]
-preprocessing: {color: GRAY, scale: "1/255", mean: ["0.1"]}
-calibration: {uri: calibration/, minSamples: 40, exclude: {opTypes: [Relu]}}
-validation: {uri: validation/, minSamples: 60, requiredClasses: [a, d], acceptance: {minimum: "0.9", maxDrop: "0.1"}}
-benchmark: {batchSizes: [1, 4]}
-build: {threads: "1"}
+metadata: {name: yard, namespace: vision}
+spec:
+  precision: int8
+  inputs: [{name: x, profiles: [{min: [1, 1, 8, 8], opt: [2, 1, 8, 8], max: [4, 1, 8, 8]}]}]
+  preprocessing: {color: GRAY, scale: "1/255", mean: ["0.1"]}
+  calibration: {uri: calibration/, minSamples: 40, exclude: {opTypes: [Relu]}}
+  validation: {uri: validation/, minSamples: 60, requiredClasses: [a, d], acceptance: {minimum: "0.9", maxDrop: "0.1"}}
+  benchmark: {batchSizes: [1, 4]}
+  build: {threads: "1"}
 """
 
 
@@ -86,7 +88,7 @@ def gray_folders(root: Path, count: int, seed: int) -> None:
 def test_all_that_was_asked_is_on_the_page_and_gives_the_same_keys_digest_and_answer_in_a_new_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Preprocessing, profiles, exclusions (but not those that the repair found), thresholds, threads, an FP32 partner."""
+    """Preprocessing, profiles, exclusions (but not those that the repair found), thresholds, threads, an FP32 partner, the model's name."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "spec.yaml").write_text(SPEC)
     save_model(classifier(outlier=300), tmp_path / "model.onnx")
@@ -107,7 +109,8 @@ def test_all_that_was_asked_is_on_the_page_and_gives_the_same_keys_digest_and_an
     assert page.label == "int8-repaired"
     assert len(page.exclude) == 2
 
-    spec = json.loads(next(step.command for step in page.steps if step.title.startswith("Prepare")).split("END")[1].strip("'\n"))
+    written = json.loads(next(step.command for step in page.steps if step.title.startswith("Prepare")).split("END")[1].strip("'\n"))
+    spec = written["spec"]
     assert [spec[name]["digest"] for name in ("model", "calibration", "validation")] == [
         prepared[name] for name in ("model", "calibration", "validation")
     ]
@@ -119,6 +122,8 @@ def test_all_that_was_asked_is_on_the_page_and_gives_the_same_keys_digest_and_an
         assert word in steps["Prepare the model again"]
     for word in (f"engineKey: {engine['engineKey']}", f"gateKey: {engine['gateKey']}", "answer: Pass"):
         assert word in steps["Build and judge it again"]
+    assert page.name == "vision/yard"
+    assert make_report(StoreRef(uri=(reader / "again").as_uri()), engine["engineKey"], None, (), Progress()).name == page.name
     first, again = (Records(open_store(StoreRef(uri=folder.as_uri()))).prepared(key) for folder in (tmp_path / "store", reader / "again"))
     assert first is not None
     assert again is not None

@@ -93,7 +93,7 @@ def _again(manifest: PreparedManifest, request: BuildRequest, baseline: Baseline
         "From the same files, whose digests are checked; --model, --calibration and --validation name copies of yours, under the same names."
         f" {', '.join(keys)}."
     )
-    file = f"cat > spec.json <<'END'\n{json.dumps(spec(manifest, request, baseline), indent=1)}\nEND"
+    file = f"cat > spec.json <<'END'\n{json.dumps(_named(spec(manifest, request, baseline), request.name), indent=1)}\nEND"
     yield "Prepare the model again", explanation, "\n".join([file, *_endpoint(request), *commands])
     flags = {"--prepared": request.prepared_key, "--partner": partner, "--baseline": request.baseline_key, "--store": "again"}
     if request.backend == "onnxruntime":
@@ -127,6 +127,13 @@ def spec(manifest: PreparedManifest, request: BuildRequest, baseline: Baseline |
     made["benchmark"] = _given(request.benchmark)
     made["build"] = {name: value for name, value in request.recipe.items() if name not in NO_SETTINGS}
     return {name: value for name, value in made.items() if value}
+
+
+def _named(asked: dict[str, Any], name: str) -> dict[str, Any]:
+    """With the ModelDeployment's [namespace/]name, where it has one: servers call the model by it."""
+    namespace, _, own = name.rpartition("/")
+    metadata = {"namespace": namespace, "name": own}
+    return {"metadata": {part: value for part, value in metadata.items() if value}, "spec": asked} if own else asked
 
 
 def _given(part: Contract) -> dict[str, Any]:
