@@ -14,7 +14,8 @@ from typing import Any
 
 import kopf
 
-from . import labels
+from enginefleet_api import labels
+
 from .kube import metrics as metrics_
 from .kube import views
 from .kube.access import Access

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from enginefleet_operator import labels
+from enginefleet_api import labels
 
 from .fleet import Fleet, Site, phase
 

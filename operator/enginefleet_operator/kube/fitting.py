@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .. import labels
+from enginefleet_api import labels
+
 from ..planning import fits
 from ..planning.decide import decide
 from ..planning.model import CreateWorkload, LabelNode, Plan, Snapshot

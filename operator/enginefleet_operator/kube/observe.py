@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from enginefleet_api import labels
 from enginefleet_api.resources import EngineStoreSpec, ModelDeploymentSpec, ModelDeploymentStatus, NodeFingerprintSpec
 
-from .. import labels
 from ..planning.classes import ClassSnapshot
 from ..planning.model import DeviceHolder, HardwareClass, Job, Settings, Snapshot
 from ..planning.serving import service_name

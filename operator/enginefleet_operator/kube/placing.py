@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from .. import labels
+from enginefleet_api import labels
+
 from ..planning.model import Place, Plan, RunningBuild, Snapshot, StartBuild
 from ..render import manifests
 from .client import ApiClient, Object

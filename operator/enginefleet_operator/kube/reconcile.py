@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from enginefleet_api import labels
 from enginefleet_api.resources import API_VERSION, EngineStoreSpec, EngineStoreStatus
 
-from .. import labels
 from ..planning.classes import decide_class, orphaned_labels
 from ..planning.decide import decide
 from ..planning.model import Plan, Settings, Snapshot, StartBuild, WriteBuildStatus

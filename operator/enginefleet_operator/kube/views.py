@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from enginefleet_api import labels
 from enginefleet_api.base import Contract
 from enginefleet_api.errors import FailureClass, failure_class_of_exit
 from enginefleet_api.jobs import Termination
 from enginefleet_api.resources import EngineBuildSpec, EngineBuildStatus, HardwareClassSpec, HardwareClassStatus, NodeFingerprintSpec
 
-from .. import labels
 from ..planning.model import EngineBuild, Failure, HardwareClass, Job, Node, OrphanPod, Revision, ServingPod, Workload
 from ..planning.serving import BROKEN
 from .nodes import NodeView, epoch

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from enginefleet_api import fingerprint
+from enginefleet_api import fingerprint, labels
 from enginefleet_api.errors import FailureClass
 from enginefleet_api.flavours import release_refused
 from enginefleet_api.identity import object_name
@@ -20,7 +20,6 @@ from enginefleet_api.resources import (
     ProbeState,
 )
 
-from .. import labels
 from . import retry, stages, support
 from .model import Action, Delete, Event, Failure, HardwareClass, Job, LabelNode, Node, Plan, Settings, StartProbe, WriteObservations
 from .status import Say, merge_conditions

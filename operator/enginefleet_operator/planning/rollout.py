@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from math import ceil, inf
 
-from ..labels import DRAINING
+from enginefleet_api.labels import DRAINING
 
 
 class State(Enum):

@@ -6,11 +6,11 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from enginefleet_api import labels
 from enginefleet_api.base import seconds
 from enginefleet_api.identity import object_name
 from enginefleet_api.resources import EngineBuildStatus, RefusedRelease, Resolved, RolloutStatus
 
-from .. import labels
 from . import requests, retry, rollout, windows
 from .model import (
     Action,

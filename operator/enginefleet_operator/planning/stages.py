@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
+from enginefleet_api import labels
 from enginefleet_api.documents import Answer
 from enginefleet_api.errors import FailureClass
 from enginefleet_api.fingerprint import cross_capability
@@ -17,7 +18,6 @@ from enginefleet_api.jobs import BuildReport, PrepareReport
 from enginefleet_api.resources import AttemptState, EngineBuildSpec, EngineBuildStatus, Observation, RefusedTarget, Resolved
 from enginefleet_api.variants import Variant
 
-from .. import labels
 from . import queue, requests, retry, support, templates, windows
 from .ladder import Ladder, climb
 from .model import (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from enginefleet_api import labels
 from enginefleet_api.keys import ignored_settings
 from enginefleet_api.resources import (
     Attempted,
@@ -16,7 +17,6 @@ from enginefleet_api.resources import (
     RefusedRelease,
 )
 
-from .. import labels
 from . import retry, rollout
 from .ladder import Ladder
 from .model import Event, HardwareClass, Snapshot

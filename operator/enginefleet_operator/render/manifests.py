@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from enginefleet_api import labels
 from enginefleet_api.jobs import BuildRequest, FetchRequest, PreflightTarget, ProbeRequest, RuntimeCheckRequest
 from enginefleet_api.resources import API_VERSION
 
-from .. import labels
 from ..planning import requests
 from ..planning.model import CreateBuild, CreateService, CreateWorkload, HardwareClass, Snapshot, StartBuild, StartPrepare, StartProbe
 from ..planning.stages import devices_of, nodes_of, targets

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from enginefleet_api import fingerprint
+from enginefleet_api import fingerprint, labels
 from enginefleet_api.documents import Answer
 from enginefleet_api.errors import FailureClass
 from enginefleet_api.jobs import BuildRequest, PrepareReport, ResolvedPrepared
 from enginefleet_api.resources import HardwareClassStatus, NodeFingerprintSpec
 from enginefleet_api.variants import Variant
-from enginefleet_operator import labels
 from enginefleet_operator.planning import requests, stages
 from enginefleet_operator.planning.classes import ClassSnapshot, decide_class
 from enginefleet_operator.planning.decide import decide

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from enginefleet_api import fingerprint
+from enginefleet_api import fingerprint, labels
 from enginefleet_api.errors import FailureClass
 from enginefleet_api.jobs import ProbeReport
 from enginefleet_api.resources import EngineStoreSpec, EngineStoreStatus, HardwareClassStatus, NodeFingerprintSpec
-from enginefleet_operator import labels
 from enginefleet_operator.planning.classes import ClassSnapshot, decide_class, image_digest, orphaned_labels
 from enginefleet_operator.planning.model import Failure, Job, LabelNode, Plan, StartProbe, WriteObservations
 from enginefleet_operator.planning.stores import decide_store

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from enginefleet_api import labels
 from enginefleet_api.documents import Answer
 from enginefleet_api.errors import FailureClass
 from enginefleet_api.resources import ModelDeploymentSpec
-from enginefleet_operator import labels
 from enginefleet_operator.planning.decide import decide
 from enginefleet_operator.planning.model import (
     CreateWorkload,

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from enginefleet_api import fingerprint
+from enginefleet_api import fingerprint, labels
 from enginefleet_api.jobs import ProbeReport
 from enginefleet_api.resources import HardwareClassStatus, NodeFingerprintSpec
-from enginefleet_operator import labels
 from enginefleet_operator.planning.classes import MAX_UNKNOWN, ClassSnapshot, decide_class
 from enginefleet_operator.planning.model import HardwareClass, Job, LabelNode, Plan, StartProbe, WriteObservations
 from enginefleet_operator.render.manifests import probe_job

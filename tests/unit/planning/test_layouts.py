@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from enginefleet_api import labels
 from enginefleet_api.layouts import layout_refused
-from enginefleet_operator import labels
 from enginefleet_operator.planning.decide import decide
 from enginefleet_operator.planning.model import Snapshot, StartPrepare
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from enginefleet_api import labels
 from enginefleet_api.errors import FailureClass
 from enginefleet_api.resources import EngineStoreSpec
-from enginefleet_operator import labels
 from enginefleet_operator.planning.decide import decide
 from enginefleet_operator.planning.model import CreateWorkload, Delete, Failure, LabelNode, OrphanPod, Snapshot, StartBuild
 from enginefleet_operator.planning.templates import problems

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from enginefleet_operator import labels
+from enginefleet_api import labels
 from enginefleet_operator.planning.decide import decide
 from enginefleet_operator.planning.model import Delete, KeepRevision, LabelNode, RestoreWorkload, Snapshot, StartBuild, StartPrepare
 

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from enginefleet_operator.labels import DRAINING
+from enginefleet_api.labels import DRAINING
 from enginefleet_operator.planning.rollout import NodeState, Policy, State, Step, budget, classify, complete, step
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from enginefleet_api import fingerprint
+from enginefleet_api import fingerprint, labels
 from enginefleet_api.documents import Answer, Metric
 from enginefleet_api.jobs import BuildReport, PrepareReport, ResolvedPrepared
 from enginefleet_api.resources import (
@@ -17,7 +17,6 @@ from enginefleet_api.resources import (
     ModelDeploymentStatus,
     NodeFingerprintSpec,
 )
-from enginefleet_operator import labels
 from enginefleet_operator.planning.decide import decide
 from enginefleet_operator.planning.model import (
     CreateBuild,

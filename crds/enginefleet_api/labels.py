@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginefleet_api.identity import short_hash
+from .identity import short_hash
 
 GROUP = "enginefleet.io"
 
