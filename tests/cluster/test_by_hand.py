@@ -42,9 +42,8 @@ def _delete_jobs(fleet: Fleet, site: Site) -> None:
 def _delete_job_pods(fleet: Fleet, site: Site) -> None:
     for pod in fleet.world.all("pod", site.namespace):
         if pod["metadata"]["labels"].get("enginefleet.io/role") in ("prepare", "build"):
-            fleet.kube.kubectl(
-                "delete", "pod", pod["metadata"]["name"], "-n", site.namespace, "--ignore-not-found", "--force", "--wait=false"
-            )
+            # not by force: a builder that is told to end releases its claim, one that is killed keeps it for two minutes
+            fleet.delete("pod", pod["metadata"]["name"], site.namespace)
 
 
 def _delete_builds(fleet: Fleet, site: Site) -> None:
