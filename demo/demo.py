@@ -12,32 +12,21 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 
-from demo.checks import Checks
-from demo.inference import Poller, infer, load_samples, picture
-from demo.kube import KubeError
+from demo.inference import Poller, infer, picture
 from demo.narrator import Narrator
-from demo.site import EXAMPLE, MANIFESTS, NAMESPACE, SYSTEM, Site, SiteError, context_site, local_site
-from demo.world import NotInTime, Object, World, condition, is_ready_pod, is_settled, is_true
-from localcluster import LocalClusterError
-from tools.bootstrap import SetupError
+from demo.site import MANIFESTS, NAMESPACE, SYSTEM, Site, context_site, local_site
+from demo.story import MODEL, Story, add_options, jobs_in_words, name, runtime, tell, uid
+from demo.world import Object, condition, is_ready_pod, is_settled, is_true
 
-FILES = ("model.onnx", "validation.npz", "calibration.npz")
-MODEL, STRICT = "digits", "too-strict"
+STRICT = "too-strict"
 QUIET = 5.0
 """Seconds without any change that count as "nothing happens": the operator answers to a change within one."""
 
 
-class Demo:
-    """The story. `site` is where, `world` a live picture of it."""
-
-    def __init__(self, site: Site, world: World, checks: Checks, narrator: Narrator) -> None:
-        self.site, self.world, self.checks, self.narrator = site, world, checks, narrator
-        self.samples, self.labels = load_samples(EXAMPLE / "validation.npz")
-
+class Demo(Story):
     # ---- the steps
 
     def run(self) -> None:
@@ -54,8 +43,8 @@ class Demo:
         self.narrator.step("kubectl apply: a store, two HardwareClasses, one ModelDeployment")
         began = time.monotonic()
         self._apply_all()
-        self.world.wait("operator and agent run", self._system_is_ready, 60)
-        passed = functools.partial(self._builds, MODEL, "Passed")
+        self.world.wait("operator and agent run", self.system_is_ready, 60)
+        passed = functools.partial(self.builds, MODEL, "Passed")
         self.world.wait("an engine of each class passed the gate", lambda: len(passed()) == len(self._classes()), 120)
         for build in passed():
             accuracy, latency = build["status"].get("accuracy") or {}, (build["status"].get("latency") or [{}])[0]
@@ -64,8 +53,8 @@ class Demo:
                 f"p95 {latency.get('p95')} ms, engine {str((build['status'].get('engine') or {}).get('blob'))[:19]}…, "
                 + ("adopted" if (build["status"].get("engine") or {}).get("adopted") else f"built on {build['status'].get('node')}")
             )
-        self.world.wait(f"{MODEL} is Ready", lambda: is_settled(self._model()), 60)
-        pods = self._pods()
+        self.world.wait(f"{MODEL} is Ready", lambda: is_settled(self.model()), 60)
+        pods = self.pods()
         self.checks.check("every matching node serves", self._matching_nodes(), sorted(pods))
         self.checks.check(
             "from apply to serving on all nodes, seconds", "< 120", round(time.monotonic() - began, 1), time.monotonic() - began < 120
@@ -76,12 +65,12 @@ class Demo:
         pod = pods[node]
         self.narrator.say(f"one of {len(self.samples)} labelled pictures, asked of the pod on {node}:")
         self.narrator.say(picture(self.samples[0]))
-        answers = infer(self._address(pod), MODEL, self.samples[:20])
+        answers = infer(self.address(pod), MODEL, self.samples[:20])
         self.checks.check("the first picture's class", int(self.labels[0]), int(answers[0]))
         right = int((answers == self.labels[:20]).sum())
         self.checks.check("right answers to 20 pictures", ">= 18", right, right >= 18)
         served = sorted(
-            node for node, pod in pods.items() if int(infer(self._address(pod), MODEL, self.samples[:1])[0]) == int(self.labels[0])
+            node for node, pod in pods.items() if int(infer(self.address(pod), MODEL, self.samples[:1])[0]) == int(self.labels[0])
         )
         self.checks.check("the same answer from every node", sorted(pods), served)
 
@@ -119,29 +108,29 @@ class Demo:
         self.narrator.say(f"Stalled: {stalled['reason']}: {stalled['message']}")
         one_line = "0.999" in stalled["message"] and "\n" not in stalled["message"]
         self.checks.check("the reason, in one line", "a line that names 0.999", stalled["message"], one_line)
-        self.checks.check("engines that passed", 0, len(self._builds(STRICT, "Passed")))
+        self.checks.check("engines that passed", 0, len(self.builds(STRICT, "Passed")))
         serving = self.world.all("pod", NAMESPACE, model_deployment=STRICT, role="serve")
         workloads = self.world.all("ds", NAMESPACE, model_deployment=STRICT)
         self.checks.check("pods and workloads of it", 0, len(serving) + len(workloads))
-        self.checks.check("the first ModelDeployment still serves", True, is_true(self._model(), "Ready"))
+        self.checks.check("the first ModelDeployment still serves", True, is_true(self.model(), "Ready"))
 
     def other_runtime(self) -> None:
         self.narrator.step(
             "The class cpu-b gets another version of ONNX Runtime: rebuilt there only, the old pod serves until the new engine passed"
         )
-        pods, builds, jobs = self._pods(), self._uids("eb", MODEL), self._uids("job", MODEL)
-        here = {node: pod for node, pod in pods.items() if self._class_of(node) == "cpu-b"}
+        pods, builds, jobs = self.pods(), self.uids("eb", MODEL), self.uids("job", MODEL)
+        here = {node: pod for node, pod in pods.items() if self.class_of(node) == "cpu-b"}
         if not here:
             self.narrator.say("left out: no node is in class cpu-b")
             return
         node, old = next(iter(here.items()))
         began = datetime.now(UTC)
-        with Poller(lambda: self._address(old), MODEL, self.samples[:1]) as poller:
+        with Poller(lambda: self.address(old), MODEL, self.samples[:1]) as poller:
             self.narrator.command(
                 "kubectl apply -f demo/manifests/50-cpu-b-other-runtime.yaml", self.site.apply(MANIFESTS / "50-cpu-b-other-runtime.yaml")
             )
             self.world.wait(
-                "the new engine of cpu-b passed the gate", lambda: [b for b in self._builds(MODEL, "Passed") if _uid(b) not in builds], 120
+                "the new engine of cpu-b passed the gate", lambda: [b for b in self.builds(MODEL, "Passed") if uid(b) not in builds], 120
             )
             good, bad = poller.until(time.monotonic())
         self.checks.check(
@@ -149,26 +138,26 @@ class Demo:
         )
         self.world.wait(
             "the new pod serves",
-            lambda: is_settled(self._model()) and self._pods().get(node, old) is not old and self._moved(node, old),
+            lambda: is_settled(self.model()) and self.pods().get(node, old) is not old and self._moved(node, old),
             60,
         )
-        self.narrator.say(f"{_name(self._pods()[node])} serves, {(datetime.now(UTC) - began).total_seconds():.1f} s after the change")
-        new_builds = [b for b in self.world.all("eb", NAMESPACE, model_deployment=MODEL) if _uid(b) not in builds]
+        self.narrator.say(f"{name(self.pods()[node])} serves, {(datetime.now(UTC) - began).total_seconds():.1f} s after the change")
+        new_builds = [b for b in self.world.all("eb", NAMESPACE, model_deployment=MODEL) if uid(b) not in builds]
         self.checks.check("classes with new engines", ["cpu-b"], sorted({b["spec"]["class"] for b in new_builds}))
-        new_jobs = [j for j in self.world.all("job", NAMESPACE, model_deployment=MODEL) if _uid(j) not in jobs]
-        self.checks.check("new Jobs", "1 build for cpu-b", _jobs_in_words(new_jobs))
-        self.checks.check("the new engine's runtime", "ONNX Runtime 1.23.2", _runtime(new_builds[0]), "1.23.2" in _runtime(new_builds[0]))
-        after = self._pods()
-        untouched = sorted(n for n in pods if n not in here and n in after and _uid(after[n]) == _uid(pods[n]))
+        new_jobs = [j for j in self.world.all("job", NAMESPACE, model_deployment=MODEL) if uid(j) not in jobs]
+        self.checks.check("new Jobs", "1 build for cpu-b", jobs_in_words(new_jobs))
+        self.checks.check("the new engine's runtime", "ONNX Runtime 1.23.2", runtime(new_builds[0]), "1.23.2" in runtime(new_builds[0]))
+        after = self.pods()
+        untouched = sorted(n for n in pods if n not in here and n in after and uid(after[n]) == uid(pods[n]))
         self.checks.check("nodes of cpu-a keep their pods", sorted(set(pods) - set(here)), untouched)
-        answer = int(infer(self._address(after[node]), MODEL, self.samples[:1])[0])
+        answer = int(infer(self.address(after[node]), MODEL, self.samples[:1])[0])
         self.checks.check("the new pod's answer", int(self.labels[0]), answer)
 
     def outage(self) -> None:
         cluster = self.site.cluster
         assert cluster is not None
         self.narrator.step("The S3 server stops and a node reboots: it serves from its own cache")
-        pods = self._pods()
+        pods = self.pods()
         node = min(pods)
         pod = pods[node]
         restarted = _started(pod)
@@ -177,12 +166,12 @@ class Demo:
         cluster.reboot_node(node)
 
         def back() -> Object | None:
-            found = self._pods().get(node)
+            found = self.pods().get(node)
             return found if found is not None and _started(found) > restarted else None
 
         found = self.world.wait(f"the pod on {node} is ready again", back, 60)
         self.checks.check("where the engine came from", "cache", _fetched_from(found))
-        self.checks.check("its answer", int(self.labels[0]), int(infer(self._address(found), MODEL, self.samples[:1])[0]))
+        self.checks.check("its answer", int(self.labels[0]), int(infer(self.address(found), MODEL, self.samples[:1])[0]))
         cluster.restart_s3()
 
     # ---- what the steps are made of
@@ -212,73 +201,33 @@ class Demo:
         picture = {}
         for kind in ("mdep", "eb", "hwc", "nf"):
             for item in self.world.all(kind):
-                picture[f"{kind}/{_name(item)}"] = f"{_uid(item)} {item['metadata']['resourceVersion']}"
+                picture[f"{kind}/{name(item)}"] = f"{uid(item)} {item['metadata']['resourceVersion']}"
         for kind in ("job", "ds", "pod"):
             for item in self.world.all(kind, NAMESPACE):
-                picture[f"{kind}/{_name(item)}"] = _uid(item)
+                picture[f"{kind}/{name(item)}"] = uid(item)
         for job in self.world.all("job", SYSTEM):
-            picture[f"job/{_name(job)}"] = _uid(job)
+            picture[f"job/{name(job)}"] = uid(job)
         return picture
-
-    def _system_is_ready(self) -> bool:
-        deployments, sets = self.world.all("deploy", SYSTEM), self.world.all("ds", SYSTEM)
-        ready = all(d.get("status", {}).get("readyReplicas", 0) == d["spec"]["replicas"] for d in deployments)
-        # (wanted, ready); a DaemonSet for boards that this cluster has none of wants nothing
-        pods = [(s.get("status", {}).get("desiredNumberScheduled", 0), s.get("status", {}).get("numberReady", 0)) for s in sets]
-        return bool(deployments) and ready and any(wanted for wanted, _ in pods) and all(wanted == there for wanted, there in pods)
 
     def _operator_instance(self) -> str:
         """Names one operator process: another pod or another start is another."""
         for pod in self.world.all("pod", SYSTEM):
-            if "operator" in _name(pod) and is_ready_pod(pod):
-                return f"{_uid(pod)} {_started(pod)}"
+            if "operator" in name(pod) and is_ready_pod(pod):
+                return f"{uid(pod)} {_started(pod)}"
         return ""
 
     def _operator_is_back(self, before: str) -> bool:
         now = self._operator_instance()
         return bool(now) and now != before
 
-    def _model(self) -> Object | None:
-        return self.world.one("mdep", MODEL, NAMESPACE)
-
-    def _builds(self, model: str, phase: str) -> list[Object]:
-        return [b for b in self.world.all("eb", NAMESPACE, model_deployment=model) if b.get("status", {}).get("phase") == phase]
-
-    def _uids(self, kind: str, model: str) -> set[str]:
-        return {_uid(item) for item in self.world.all(kind, NAMESPACE, model_deployment=model)}
-
     def _classes(self) -> set[str]:
         return {hardware for node in self.world.all("node") if (hardware := node["metadata"].get("labels", {}).get("hardware"))}
 
     def _matching_nodes(self) -> list[str]:
-        return [_name(node) for node in self.world.all("node") if node["metadata"].get("labels", {}).get("hardware")]
-
-    def _class_of(self, node: str) -> str:
-        found = self.world.one("node", node)
-        return str((found or {"metadata": {}})["metadata"].get("labels", {}).get("hardware", ""))
-
-    def _pods(self) -> Mapping[str, Object]:
-        """Ready serving pods of the model by node."""
-        return {
-            str(p["spec"]["nodeName"]): p for p in self.world.all("pod", NAMESPACE, model_deployment=MODEL, role="serve") if is_ready_pod(p)
-        }
+        return [name(node) for node in self.world.all("node") if node["metadata"].get("labels", {}).get("hardware")]
 
     def _moved(self, node: str, old: Object) -> bool:
-        return _uid(self._pods()[node]) != _uid(old)
-
-    def _address(self, pod: Object) -> str:
-        """Where the pod's server is reached from here."""
-        if self.site.cluster is not None:
-            return self.site.cluster.relay(f"{pod['status']['podIP']}:8080")
-        return self.site.kube.forward(NAMESPACE, _name(pod), 8080)
-
-
-def _name(item: Object) -> str:
-    return str(item["metadata"]["name"])
-
-
-def _uid(item: Object) -> str:
-    return str(item["metadata"]["uid"])
+        return uid(self.pods()[node]) != uid(old)
 
 
 def _started(pod: Object) -> str:
@@ -286,19 +235,6 @@ def _started(pod: Object) -> str:
     states = [c.get("state", {}).get("running", {}).get("startedAt", "") for c in pod.get("status", {}).get("containerStatuses", [])]
     restarts = sum(c.get("restartCount", 0) for c in pod.get("status", {}).get("containerStatuses", []))
     return f"{max(states, default='')} {restarts:06d}"
-
-
-def _jobs_in_words(jobs: Sequence[Object]) -> str:
-    words = [
-        f"{j['metadata']['labels'].get('enginefleet.io/role')} for {j['metadata']['labels'].get('enginefleet.io/hardware-class', '-')}"
-        for j in jobs
-    ]
-    return ", ".join(f"{words.count(word)} {word}" for word in sorted(set(words))) or "none"
-
-
-def _runtime(build: Object) -> str:
-    facts = build["spec"]["request"].get("facts", {})
-    return f"ONNX Runtime {facts.get('backendVersion')}"
 
 
 def _fetched_from(pod: Object) -> str:
@@ -313,64 +249,17 @@ def _fetched_from(pod: Object) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keep", action="store_true", help="leave the cluster running at the end, and say how to use it")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write steps and assertions as JSON")
+    add_options(parser)
     parser.add_argument("--context", default="", help="a context of your kubeconfig instead of a local cluster")
     options = parser.parse_args(argv)
-    checks = Checks()
-    narrator = Narrator(checks)
-    missing = [name for name in FILES if not (EXAMPLE / name).exists()]
-    if missing:
-        print(f"demo: {EXAMPLE} lacks {', '.join(missing)}", file=sys.stderr)
-        return 1
-    error = ""
-    try:
-        error = _run(options, checks, narrator)
-    except (SiteError, SetupError, LocalClusterError) as problem:
-        error = str(problem)
-    narrator.end_step()
-    if checks.checks:
-        print(f"\nWhat was asserted, {time.monotonic() - checks.began:.0f} s in all:\n\n{checks.table()}")
-    if error:
-        print(f"\ndemo: {error}", file=sys.stderr)
-    failed = checks.failed()
-    if options.json:
-        checks.write(options.json, error=error, seconds=round(time.monotonic() - checks.began, 1))
-    if not error:
-        print(f"\n{len(checks.checks) - len(failed)} of {len(checks.checks)} held.")
-    return 1 if error or failed or not checks.checks else 0
 
+    def chosen(narrator: Narrator) -> contextlib.AbstractContextManager[Site]:
+        if options.context:
+            return context_site(options.context, narrator.say, keep=options.keep)
+        return local_site(narrator.say, keep=options.keep)
 
-def _run(options: argparse.Namespace, checks: Checks, narrator: Narrator) -> str:
-    """The demo in its site; an error's text, or nothing."""
-    with contextlib.ExitStack() as stack:
-        narrator.step(
-            "A Kubernetes cluster"
-            + (f": context {options.context}" if options.context else " on this machine: control plane, three nodes, an S3 server")
-        )
-        chosen = (
-            context_site(options.context, narrator.say, keep=options.keep)
-            if options.context
-            else local_site(narrator.say, keep=options.keep)
-        )
-        site = stack.enter_context(chosen)
-        narrator.step("CustomResourceDefinitions, operator, agent; model and labelled pictures in the S3 server")
-        site.install()
-        narrator.command("kubectl apply -f crds -f deploy")
-        size = site.upload(EXAMPLE, FILES)
-        narrator.say(f"uploaded {', '.join(FILES)}: {size / 1e6:.1f} MB")
-        site.namespace_and_secret()
-        world = stack.enter_context(World(site.kube, narrator.on_change))
-        try:
-            Demo(site, world, checks, narrator).run()
-        except (NotInTime, KubeError, OSError, LookupError) as problem:
-            text = str(problem) if isinstance(problem, NotInTime | KubeError) else f"{type(problem).__name__}: {problem}"
-            return f"{text}\n  the operator's last words:\n{site.operator_log()}"
-        if options.keep and site.cluster is not None:
-            folder = site.cluster.dir
-            narrator.say(f"the cluster stays: export KUBECONFIG={site.cluster.kubeconfig}; kubectl get mdep -n {NAMESPACE}")
-            narrator.say(f"to end it: .venv/bin/python -m localcluster --dir {folder} down")
-    return ""
+    where = f": context {options.context}" if options.context else " on this machine: control plane, three nodes, an S3 server"
+    return tell(options, f"A Kubernetes cluster{where}", chosen, Demo)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -26,7 +26,9 @@ MANIFESTS = ROOT / "demo" / "manifests"
 EXAMPLE = ROOT / "examples" / "mnist"
 NAMESPACE = "vision"
 SYSTEM = "enginefleet-system"
-NODES = {"node-a1": "cpu-a", "node-a2": "cpu-a", "node-b1": "cpu-b"}
+NODES = tuple(
+    NodeSpec(name, labels={"hardware": hardware}) for name, hardware in (("node-a1", "cpu-a"), ("node-a2", "cpu-a"), ("node-b1", "cpu-b"))
+)
 ENGINES, MODELS = "engines", "models"
 
 CONTEXT_NEEDS = """\
@@ -178,8 +180,8 @@ def _processes_of(pod: str) -> list[int]:
 
 
 @contextlib.contextmanager
-def local_site(progress: Progress, *, keep: bool) -> Iterator[Site]:
-    """A cluster of three nodes with an S3 server on this machine. With `keep` it outlives this process."""
+def local_site(progress: Progress, *, keep: bool, nodes: Sequence[NodeSpec] = NODES) -> Iterator[Site]:
+    """A cluster of these nodes with an S3 server on this machine. With `keep` it outlives this process."""
     images = build_images(progress=progress)
     folder = localtools.cache_dir() / "demo" if keep else None
     cluster = Cluster(folder, detached=keep, progress=progress)
@@ -187,8 +189,8 @@ def local_site(progress: Progress, *, keep: bool) -> Iterator[Site]:
     try:
         for image in images.values():
             cluster.add_image(image)
-        for name, hardware in NODES.items():
-            cluster.add_node(NodeSpec(name, labels={"hardware": hardware}), wait=False)
+        for node in nodes:
+            cluster.add_node(node, wait=False)
         endpoint = cluster.start_s3()
         argv = [str(localtools.tool("kubectl")), "--kubeconfig", str(cluster.kubeconfig), "--cache-dir", str(cluster.dir / "kubectl")]
         with Kube(argv) as kube:
