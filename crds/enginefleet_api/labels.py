@@ -28,6 +28,8 @@ PROMOTE = f"{GROUP}/promote"
 """Annotation: no canary and no steps for the release that is being rolled out. Like retry, a new value acts once."""
 ABORT = f"{GROUP}/abort"
 """Annotation: back to the release before, in mid-rollout and after it."""
+APPROVE = f"{GROUP}/approve"
+"""Annotation: build for what `onVersionChange: Hold` of a HardwareClass holds back at this moment."""
 
 FP_PREFIX = f"fp.{GROUP}/"
 LEFT_PREFIX = f"left.{GROUP}/"

@@ -221,7 +221,9 @@ class ModelDeploymentStatus(Contract):
     retry_token: str = ""
     promote_token: str = ""
     abort_token: str = ""
-    """Values of the annotations `enginefleet.io/retry`, `promote` and `abort` that were last acted on."""
+    approve_token: str = ""
+    refresh_token: str = ""
+    """Values of the annotations `enginefleet.io/retry`, `promote`, `abort`, `approve` and `refresh` that were last acted on."""
     resolved: Resolved | None = None
     prepare: AttemptState | None = None
     prepare_inputs_key: str = ""
@@ -307,7 +309,8 @@ class HardwareClassSpec(Contract):
     builds: Builds = Field(default_factory=Builds)
     prepare: PrepareSettings = Field(default_factory=PrepareSettings)
     on_version_change: Literal["Rebuild", "Hold"] = "Rebuild"
-    """When a node's fingerprint changes. Hold: waits for the annotation enginefleet.io/approve."""
+    """When the fingerprint of nodes that serve changes. Hold: nothing is built for the new one until the ModelDeployment gets the annotation
+    enginefleet.io/approve; what serves stays."""
     identity: IdentitySettings = Field(default_factory=IdentitySettings)
 
     RULES = (

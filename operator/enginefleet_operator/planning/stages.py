@@ -371,6 +371,8 @@ class BuildStage:
     needs: tuple[Need, ...] = ()
     """What prepare has to make."""
     unbuilt: tuple[Unbuilt, ...] = ()
+    held: tuple[Unbuilt, ...] = ()
+    """Fingerprints for which nothing is built until it is approved."""
     statuses: Mapping[str, EngineBuildStatus] = field(default_factory=dict)
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
@@ -448,6 +450,40 @@ class _Fingerprint:
         return Unbuilt(self.hardware_class, self.observation, self.nodes, _reason_of(why, self.pinned.refused), message, waits=False)
 
 
+HELD = "HeldForApproval"
+
+
+def approval(s: Snapshot) -> str:
+    """The token of `enginefleet.io/approve`, unless it was acted on before."""
+    token = s.annotations.get(labels.APPROVE, "")
+    return token if token != s.status.approve_token else ""
+
+
+def _is_held(s: Snapshot, one: _Fingerprint) -> bool:
+    """Whether `onVersionChange: Hold` keeps this fingerprint from being built for.
+
+    A change is what nodes that have a release become and nothing was built for yet: new nodes, other models and a class that has served
+    nothing so far are none of it.
+    """
+    hardware_class = one.hardware_class
+    if hardware_class.spec.on_version_change != "Hold" or approval(s):
+        return False
+    name, key = hardware_class.name, labels.release_key(s.namespace, s.name)
+    before = next((c.fingerprints for c in s.status.classes if c.name == name), [])
+    known = {b.spec.fingerprint for b in s.builds if b.spec.hardware_class == name} | {f.id for f in before if f.state != "Held"}
+    served = any(n.labels.get(key) for n in s.nodes if n.name in one.nodes)
+    return served and one.fingerprint not in known
+
+
+def _held(one: _Fingerprint) -> Unbuilt:
+    nodes = f"{len(one.nodes)} {'nodes are' if len(one.nodes) > 1 else 'node is'}"
+    text = (
+        f"{one.hardware_class.name}: {nodes} {one.observation.summary} now, and onVersionChange is Hold: "
+        f"annotate the ModelDeployment with {labels.APPROVE}=<any new value> to have an engine built for it and rolled out"
+    )
+    return Unbuilt(one.hardware_class, one.observation, one.nodes, HELD, text, waits=True)
+
+
 def _fingerprints(s: Snapshot, pinned: Resolved) -> list[_Fingerprint]:
     found: list[_Fingerprint] = []
     for hardware_class in targets(s):
@@ -465,7 +501,8 @@ LOST_ENGINE = frozenset({"ObjectMissing", "BlobDamaged", "NotProven"})
 
 
 def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
-    known = _fingerprints(s, pinned)
+    sorted_out = [(one, _is_held(s, one)) for one in _fingerprints(s, pinned)]
+    known = [one for one, is_held in sorted_out if not is_held]
     present = {b.name: b for b in s.builds if not b.deleting}
     serving = frozenset(w.build for w in s.workloads if not w.deleting)
     order = requests.ladder(s.spec)
@@ -531,6 +568,7 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
         ladders={name: ladder for name, (ladder, _) in current.items()},
         needs=tuple(dict.fromkeys(need for one, ladder in zip(known, ladders, strict=True) for need in one.needs(ladder.needs))),
         unbuilt=tuple(one.unbuilt(ladder) for one, ladder in zip(known, ladders, strict=True) if ladder.current is None),
+        held=tuple(_held(one) for one, is_held in sorted_out if is_held),
         statuses=statuses,
         actions=tuple(actions),
         events=tuple(events),

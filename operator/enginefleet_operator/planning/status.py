@@ -22,7 +22,7 @@ from .ladder import Ladder
 from .model import Event, HardwareClass, Snapshot
 from .rollout import State
 from .serving import ClassRollout, Serving, trouble
-from .stages import BuildStage, Prepared, Problem, Wanted, nodes_of, observation, targets
+from .stages import HELD, BuildStage, Prepared, Problem, Wanted, nodes_of, observation, targets
 
 TYPES = ("Ready", "Reconciling", "Stalled", "Prepared", "EnginesReady", "RolledOut", "ServingStale")
 
@@ -65,8 +65,9 @@ def model_status(
     ready = sum(c.nodes.ready for c in classes)
     updated = sum(c.nodes.updated for c in classes)
     reachable = total - sum(c.nodes.unreachable for c in classes)
-    wanted, passed = len(stage.wanted) + len(stage.unbuilt), len(stage.passed)
+    wanted, passed = len(stage.wanted) + len(stage.unbuilt) + len(stage.held), len(stage.passed)
     say = _conditions(s, problems, prepared, stage, served, reachable, ready)
+    looked = prepared is not None and prepared.resolved is not None
     resolved = prepared.resolved if prepared is not None and prepared.resolved is not None else s.status.resolved
     revision = stage.wanted[0].spec.revision if stage.wanted else s.status.revision
     engines = f"{passed}/{wanted}" if wanted else s.status.engines if prepared is not None and prepared.resolved is None else "0/0"
@@ -81,6 +82,8 @@ def model_status(
         retry_token=s.annotations.get(labels.RETRY, s.status.retry_token) if prepared is not None else s.status.retry_token,
         promote_token=served.tokens[0],
         abort_token=served.tokens[1],
+        # used up by a look at what there is to build, whether anything was held or not
+        approve_token=s.annotations.get(labels.APPROVE, "") if looked else s.status.approve_token,
         resolved=resolved,
         prepare=prepared.state if prepared is not None else s.status.prepare,
         prepare_inputs_key=prepared.key if prepared is not None else s.status.prepare_inputs_key,
@@ -115,6 +118,8 @@ def _conditions(
     stalled = next((w for w in wait if w.stalled), None)
     first = stalled or (wait[0] if wait else None)
     metric = _metric(stage)
+    stale = _stale(problems, prepared, stage, served)
+    held = next((one for one in stale if one.reason == HELD), None)
     if first is None:
         declared = (
             "; runtimeCheck Declare: the runtime of the serving image is not checked" if s.spec.serving.runtime_check == "Declare" else ""
@@ -124,15 +129,15 @@ def _conditions(
             for c in targets(s)
             if (names := ignored_settings(s.spec.build, c.spec.backend))
         )
-        ready_say = Say(True, "Serving", f"{ready} of {reachable} reachable nodes serve the current release{metric}{declared}{ignored}.")
+        current = f"serve, {held.nodes} of them an older release that is held for approval" if held else "serve the current release"
+        ready_say = Say(True, "Serving", f"{ready} of {reachable} reachable nodes {current}{metric}{declared}{ignored}.")
     else:
         ready_say = Say(False, first.reason, first.message)
     is_prepared = prepared is not None and prepared.resolved is not None and any(not p.get("failure") for p in prepared.resolved.prepared)
     prepare_wait = next((w for w in wait if w.stage == "prepare"), None)
     build_wait = next((w for w in wait if w.stage == "build"), None)
     rollout_wait = next((w for w in wait if w.stage == "rollout"), None)
-    stale = [n for c in served.classes for n in c.nodes if rollout.classify(n) is State.STALE or (n.serving and _is_back(c))]
-    every = len(stage.wanted) + len(stage.unbuilt)
+    every = len(stage.wanted) + len(stage.unbuilt) + len(stage.held)
     engines = bool(stage.wanted) and len(stage.passed) == every
     return {
         "Ready": ready_say,
@@ -153,20 +158,64 @@ def _conditions(
         if engines
         else Say(
             False,
-            build_wait.reason if build_wait else "Waiting",
-            build_wait.message if build_wait else f"{len(stage.passed)} of {every} engines passed.",
+            build_wait.reason if build_wait else HELD if stage.held else "Waiting",
+            build_wait.message
+            if build_wait
+            else f"{stage.held[0].message}."
+            if stage.held
+            else f"{len(stage.passed)} of {every} engines passed.",
         ),
         "RolledOut": Say(
-            first is None,
-            "RolledOut" if first is None else (rollout_wait or first).reason,
-            "" if first is None else (rollout_wait or first).message,
+            first is None and held is None,
+            (rollout_wait or first).reason if first else HELD if held else "RolledOut",
+            (rollout_wait or first).message if first else f"{held.message}." if held else "",
         ),
         "ServingStale": Say(
-            bool(stale),
-            "OlderRelease" if stale else "Current",
-            f"{len(stale)} nodes serve an older release while the current one is built, proven or rolled out." if stale else "",
+            bool(stale), stale[0].reason if stale else "Current", "; ".join(one.message for one in stale) + "." if stale else ""
         ),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """Why `nodes` nodes serve something else than what the spec asks for."""
+
+    nodes: int
+    reason: str
+    message: str
+
+
+def _stale(problems: tuple[Problem, ...], prepared: Prepared | None, stage: BuildStage, served: Serving) -> list[Stale]:
+    """The causes for which nodes serve an older release, with their counts: those first that somebody has to do something about."""
+    held = {node: one for one in stage.held for node in one.nodes}
+    counts: dict[str, int] = {}
+    for c in served.classes:
+        for n in c.nodes:
+            if not n.serving:
+                continue
+            if problems:
+                reason = problems[0].reason
+            elif n.name in held:
+                reason = HELD
+            elif _is_back(c):
+                reason = "Aborted" if c.standing.refused is not None and c.standing.refused.reason == "Aborted" else "RolledBack"
+            elif rollout.classify(n) is not State.STALE:
+                continue
+            else:
+                reason = "RollingOut" if n.target else "Preparing" if prepared is None or prepared.resolved is None else "Building"
+            counts[reason] = counts.get(reason, 0) + 1
+    what = {
+        HELD: f"an older release: {stage.held[0].message}" if stage.held else "",
+        "Aborted": f"back on an earlier release because of {labels.ABORT}",
+        "RolledBack": "back on an earlier release, the current one was given up",
+        "RollingOut": "an older release until their turn has come",
+        "Preparing": "an older release while the current one is prepared",
+        "Building": "an older release, no engine of the current one has passed for them yet",
+    } | {
+        p.reason: f"what they served before, nothing is built or rolled out until this is mended: {p.message.rstrip('.')}" for p in problems
+    }
+    ranked = [reason for reason in what if reason in counts]
+    return [Stale(counts[reason], reason, f"{counts[reason]} nodes serve {what[reason]}") for reason in ranked]
 
 
 def _model(prepared: Prepared | None) -> str:
@@ -241,6 +290,13 @@ def _waits(s: Snapshot, problems: tuple[Problem, ...], prepared: Prepared | None
         elif ready.intersection(unbuilt.nodes):
             wait = _prepare_wait(prepared)
             found.append(Wait("build", wait.reason, f"{unbuilt.message}: {wait.message}", wait.stalled))
+    serving = {n.name for c in served.classes for n in c.nodes if n.serving}
+    # while what they have serves, it is drift: ServingStale says so, and Ready stays
+    found += [
+        Wait("build", one.reason, f"{one.message}; {len(lacking)} of them serve nothing: what they had does not fit them.")
+        for one in stage.held
+        if (lacking := ready.intersection(one.nodes) - serving)
+    ]
     found += [_no_nodes(c) for c in targets(s) if not nodes_of(s, c)]
     found += _unknown_waits(s)
     for c in served.classes:
@@ -360,14 +416,14 @@ def _class_status(s: Snapshot, c: ClassRollout, stage: BuildStage) -> ClassStatu
                 message=status.message if status else "",
             )
         )
-    for unbuilt in stage.unbuilt:
+    for unbuilt in (*stage.unbuilt, *stage.held):
         if unbuilt.hardware_class.name == c.hardware_class.name:
             o = unbuilt.observation
-            state = "Waiting" if unbuilt.waits else "Failed"
+            state = "Held" if unbuilt.reason == HELD else "Waiting" if unbuilt.waits else "Failed"
             fingerprints.append(
                 FingerprintStatus(id=o.id, summary=o.summary, nodes=len(unbuilt.nodes), state=state, message=unbuilt.message)
             )
-    if not stage.wanted and not stage.unbuilt and old is not None:
+    if not stage.wanted and not stage.unbuilt and not stage.held and old is not None:
         fingerprints = old.fingerprints  # nothing is known anew while prepare runs
     failing = [_trouble(s, n) for n in c.nodes if rollout.classify(n) in (State.FAILED, State.UNREACHABLE)]
     return ClassStatus(

@@ -47,8 +47,6 @@ def unsupported_class(spec: HardwareClassSpec) -> Iterator[str]:
         yield f"spec.runtime.python {spec.runtime.python}: only TensorRT has a use for it; leave it out"
     if spec.prepare.mode != "Local":
         yield f"spec.prepare.mode {spec.prepare.mode}: write Local"
-    if spec.on_version_change != "Rebuild":
-        yield f"spec.onVersionChange {spec.on_version_change}: write Rebuild"
     if spec.identity.include or spec.identity.exclude:
         yield "spec.identity: leave include and exclude out"
 
