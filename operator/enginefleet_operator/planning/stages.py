@@ -270,7 +270,7 @@ def _reason_of(why: Mapping[str, str], refused: Sequence[RefusedTarget] = ()) ->
 def prepare(s: Snapshot, needs: tuple[Need, ...], now: float) -> Prepared:
     """`needs`: what is lacking in what is resolved already; the rest goes on meanwhile."""
     assert s.store is not None
-    inputs = requests.inputs_key(s.spec, s.store, s.annotations.get(labels.REFRESH, ""))
+    inputs = requests.inputs_key(s.spec, s.store, refresh_token(s))
     jobs = [j for j in s.jobs if j.role == "prepare"]
     outdated: tuple[Action, ...] = tuple(
         Delete("Job", j.name, j.uid, "its inputs have changed")
@@ -303,10 +303,26 @@ def prepare(s: Snapshot, needs: tuple[Need, ...], now: float) -> Prepared:
         events = (Event("PrepareStarted", f"Job {found.start} prepares the model (attempt {found.number})."),)
     if isinstance(found.report, PrepareReport):
         now_pinned = requests.with_more(pinned, found.report) if pinned is not None else requests.resolved(key, found.report)
-        return Prepared(key, now_pinned, found.state, outdated, _prepared_events(found.report))
+        events = _prepared_events(found.report)
+        if pinned is None and refresh_token(s) != s.status.refresh_token and s.status.resolved is not None:
+            events = (*events, _refreshed(s.status.resolved, now_pinned))
+        return Prepared(key, now_pinned, found.state, outdated, events)
     if found.failed is not None:
         events = (Event(found.failed.reason, f"Prepare failed: {found.failed.message}", warning=True),)
     return Prepared(key, pinned, found.state, outdated, events, found.start, found.number, needs, found.running, found.wake_at)
+
+
+def refresh_token(s: Snapshot) -> str:
+    """Of `enginefleet.io/refresh`; where the annotation is gone the one that was acted on: taking it away resolves nothing again."""
+    return s.annotations.get(labels.REFRESH, s.status.refresh_token)
+
+
+def _refreshed(before: Resolved, after: Resolved) -> Event:
+    digests = ("model", "calibration", "validation")
+    changed = [f"{name} {(getattr(after, name) or 'none')[:19]}" for name in digests if getattr(before, name) != getattr(after, name)]
+    if changed:
+        return Event("SourcesChanged", f"Resolved again, and other than before: {', '.join(changed)}.")
+    return Event("SourcesUnchanged", "Resolved again: all sources are what they were, so nothing changes.")
 
 
 def _other_needs(s: Snapshot, pinned: Resolved, jobs: list[Job], key: str, now: float) -> Prepared | None:
@@ -496,6 +512,8 @@ def _fingerprints(s: Snapshot, pinned: Resolved) -> list[_Fingerprint]:
     return found
 
 
+REFRESHED = frozenset({"PreparedMissing", "PreparedChanged", "DataSetChanged"})
+"""Failures of a build for which `enginefleet.io/refresh` is the remedy: it is tried again after one."""
 LOST_ENGINE = frozenset({"ObjectMissing", "BlobDamaged", "NotProven"})
 """What a fetch says when the store no longer holds what was published: the build is opened again, and adopts or rebuilds."""
 
@@ -529,6 +547,10 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
             status = status.model_copy(
                 update={"build": retry.reset(status.build), "retry_token": s.annotations.get(labels.RETRY, ""), "phase": phase}
             )
+        last = status.build.last_failure if status.build is not None else None
+        # in the pass in which the refresh is done: an operator that dies before it is written down does it again
+        if last is not None and last.reason in REFRESHED and refresh_token(s) != s.status.refresh_token:
+            status = status.model_copy(update={"build": retry.reset(status.build), "phase": "Waiting"})
         lost = _lost(s, want, status)
         if lost:
             events.append(Event("EngineLost", f"{want.name}: {lost}; building again.", warning=True))

@@ -22,7 +22,7 @@ from .ladder import Ladder
 from .model import Event, HardwareClass, Snapshot
 from .rollout import State
 from .serving import ClassRollout, Serving, trouble
-from .stages import HELD, BuildStage, Prepared, Problem, Wanted, nodes_of, observation, targets
+from .stages import HELD, BuildStage, Prepared, Problem, Wanted, nodes_of, observation, refresh_token, targets
 
 TYPES = ("Ready", "Reconciling", "Stalled", "Prepared", "EnginesReady", "RolledOut", "ServingStale")
 
@@ -84,6 +84,7 @@ def model_status(
         abort_token=served.tokens[1],
         # used up by a look at what there is to build, whether anything was held or not
         approve_token=s.annotations.get(labels.APPROVE, "") if looked else s.status.approve_token,
+        refresh_token=refresh_token(s) if looked else s.status.refresh_token,
         resolved=resolved,
         prepare=prepared.state if prepared is not None else s.status.prepare,
         prepare_inputs_key=prepared.key if prepared is not None else s.status.prepare_inputs_key,
