@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import ceil, inf
 
@@ -100,6 +100,40 @@ class Step:
     failure: str = ""
     wake_at: float | None = None
     excuse: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """A step, and what is to be written down with it: releases that every node served (the newest first), whether `release` was given up."""
+
+    step: Step
+    flips: tuple[Flip, ...]
+    """Those of the step, none while a release is given up: that is written down before anything moves back, a restart must not try it again."""
+    history: tuple[str, ...]
+    given_up: bool = False
+
+    def settled(self, release: str) -> bool:
+        """Whether every node served `release` at some time: its rollout is over."""
+        return self.history[:1] == (release,)
+
+
+def advance(
+    nodes: Sequence[NodeState], policy: Policy, now: float, *, release: str, history: Sequence[str], goes_back: bool = True, keep: int = 3
+) -> Course:
+    """The next step towards `release`, or back from it where the policy says so.
+
+    `goes_back`: a release that fails is given up where there is a stable one. `keep`: length of the history, the present release included.
+    """
+    settled = list(history[:1]) == [release]
+    if settled and not any(node.serving and node.target not in ("", node.current) for node in nodes):
+        policy = replace(policy, promoted=True, max_failures=len(nodes))  # that rollout is over: what fails now fails by itself
+    stepped = step(nodes, policy, now)
+    others = [known for known in history if known != release]
+    if stepped.failure and goes_back and not settled and any(node.stable for node in nodes if node.current == node.target):
+        return Course(stepped, (), tuple(others), given_up=True)
+    if release and not policy.back and complete(nodes):
+        return Course(stepped, stepped.flips, (release, *others)[:keep])
+    return Course(stepped, stepped.flips, tuple(history))
 
 
 def budget(max_unavailable: int | str, nodes: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from enginefleet_api import labels
 from enginefleet_api.base import seconds
@@ -127,7 +127,6 @@ def _class(
         refused = RefusedRelease(release=release, reason="Aborted", message=f"{labels.ABORT}: {token}", at=retry.timestamp(now))
     if refused is not None:
         history = [known for known in history if known != refused.release]
-    settled = bool(history) and history[0] == release
     promoted = release if before.promoted == release or _new(s, labels.PROMOTE, s.status.promote_token) else ""
     excused = before.excused if before.release == release else []
     back = refused is not None  # also while what comes next is still being built
@@ -137,11 +136,10 @@ def _class(
     )
     is_open, changes = windows.open_at(s.spec.rollout.windows, now)
     policy = _policy(s, promoted=bool(promoted), is_open=is_open, back=back)
-    if settled and not any(node.serving and node.target not in ("", node.current) for node in states):
-        policy = replace(policy, promoted=True, max_failures=len(states))  # that rollout is over: what fails now fails by itself
-    step = rollout.step(states, policy, now)
-    flips = step.flips
-    if step.failure and s.spec.rollout.on_failure == "Rollback" and not settled and any(n.stable for n in states if n.current == n.target):
+    goes_back, keep = s.spec.rollout.on_failure == "Rollback", s.spec.history_limit + 1
+    course = rollout.advance(states, policy, now, release=release, history=history, goes_back=goes_back, keep=keep)
+    step = course.step
+    if course.given_up:
         failed = min((node for node in states if rollout.classify(node) is rollout.State.FAILED), key=lambda node: node.excused)
         words = "{}: {}".format(*trouble(s, failed))
         refused = RefusedRelease(
@@ -150,17 +148,13 @@ def _class(
             message=f"{step.failure.partition(':')[0]}; {failed.name}: {words}"[:1024],
             at=retry.timestamp(now),
         )
-        flips = ()  # it is written down before anything moves back: a restart must not try it again
-    if release and refused is None and rollout.complete(states):
-        history = [release, *(known for known in history if known != release)][: s.spec.history_limit + 1]
-        settled = True
     started = before.started_at if before.release == release else retry.timestamp(now) if release else ""
     standing = RolloutStatus(
         release=release,
-        stable_release=history[0] if history else "",
-        history=history,
+        stable_release=course.history[0] if course.history else "",
+        history=list(course.history),
         refused=refused,
-        step="done" if settled and not step.flips else step.stage if release else "",
+        step="done" if course.settled(release) and not step.flips else step.stage if release else "",
         started_at=started,
         eta=_eta(states, started) if is_open and release and not step.failure and not back and not s.spec.paused else "",
         paused_reason=step.held,
@@ -168,7 +162,7 @@ def _class(
         excused=sorted({*(node.name for node in states if node.excused), *step.excuse})[:100],
     )
     wakes = [at for at in (step.wake_at, None if policy.back else changes) if at is not None]
-    return ClassRollout(hardware_class, states, standing, flips, min(wakes, default=None), events)
+    return ClassRollout(hardware_class, states, standing, course.flips, min(wakes, default=None), events)
 
 
 def _new(s: Snapshot, annotation: str, used: str) -> str:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from enginefleet_api.labels import DRAINING
-from enginefleet_operator.planning.rollout import NodeState, Policy, State, Step, budget, classify, complete, step
+from enginefleet_operator.planning.rollout import NodeState, Policy, State, Step, advance, budget, classify, complete, step
 
 
 def node(
@@ -298,25 +298,17 @@ class Fleet:
         ]
 
     def reconcile(self) -> Step:
-        """As serving() does: a failure is written down before anything moves back."""
-        settled = self.history[0] == self.target
-        states = self.states()
-        policy = replace(self.policy, back=self.back)
-        if settled and not any(n.serving and n.current != n.target for n in states):
-            policy = replace(policy, promoted=True, max_failures=len(states))
-        stepped = step(states, policy, self.now)
-        self.excused |= set(stepped.excuse)
-        if stepped.failure and not settled and self.stable:
+        """As serving() does: what is written down is written before anything moves."""
+        course = advance(self.states(), replace(self.policy, back=self.back), self.now, release=self.target, history=self.history)
+        self.excused |= set(course.step.excuse)
+        self.history = list(course.history)
+        if course.given_up:
             self.refused = self.target
-            self.history = [r for r in self.history if r != self.target]
-            return replace(stepped, flips=())
-        if not self.back and complete(states):
-            self.history = [self.target, *[r for r in self.history if r != self.target]][:3]
-        for flip in stepped.flips:
+        for flip in course.flips:
             m = self.nodes[flip.node]
             if m.seen == m.label:  # else the API server answers 409
                 m.label = flip.value
-        return stepped
+        return replace(course.step, flips=course.flips)
 
     def daemonset_controller(self, m: Machine) -> None:
         if m.up and m.pod and m.pod != m.label:
