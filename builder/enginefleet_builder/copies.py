@@ -6,17 +6,21 @@ Only what anybody may fetch is copied: whoever reads the store could read the co
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from enginefleet_api.errors import PermanentError
 from enginefleet_api.jobs import Source, StoreRef
 
+from .gate.readers.files import PICTURES
 from .http_source import require_space, same_origin
 from .io import Progress
-from .sources import SIZE_LIMIT, Fetched, fetch_source
+from .sources import SIZE_LIMIT, Fetched, fetch_files, fetch_source
 from .store.records import Records
 
+Choose = Callable[[Path], set[str]]
+"""A folder with all that tells of the samples, and an empty file for each picture → names of the pictures that are needed."""
 COPY_LIMIT = 8 << 30
 """Bytes of a set that is copied; a larger one is fetched from its source each time."""
 
@@ -37,6 +41,11 @@ def keep(records: Records, source: Source, store: StoreRef, fetched: Fetched, pr
     Raises TransientFault of a store that does not answer; done again, it goes on where it ended.
     """
     if not is_open(source, store):
+        if _is_folder(source):
+            try:
+                records.list_dataset(fetched.digest, fetched.files)
+            except PermanentError as error:
+                progress.log(f"builds will fetch the whole validation set: {error.message}")
         return None
     if not _publish(records, fetched, progress):
         return None
@@ -45,12 +54,27 @@ def keep(records: Records, source: Source, store: StoreRef, fetched: Fetched, pr
 
 
 def fetch_validation(
-    records: Records, source: Source, store: StoreRef, digest: str | None, folder: Path, *, allow_file: bool, progress: Progress
+    records: Records,
+    source: Source,
+    store: StoreRef,
+    digest: str | None,
+    folder: Path,
+    *,
+    allow_file: bool,
+    progress: Progress,
+    choose: Choose | None = None,
 ) -> Fetched:
     """The set from the store where a copy of it stands, else from its source, with a line in the log. `digest`: what is expected; None: unknown.
 
+    With `choose`, of a folder of pictures whose files prepare listed only those that it names, and all that are no pictures.
     A copy that is missing or damaged is made anew. Raises EngineFleetError as fetch_source does, and that of a store that does not answer.
     """
+    if (
+        digest is not None
+        and choose is not None
+        and (chosen := _chosen(records, source, store, digest, folder, choose, progress)) is not None
+    ):
+        return chosen
     if digest is None or not is_open(source, store):
         return fetch_source(source, folder, progress=progress, allow_file=allow_file)
     try:
@@ -61,11 +85,68 @@ def fetch_validation(
     except PermanentError as error:
         damaged = True
         progress.log(f"the store's copy of the validation set cannot be used: {error.message} It is fetched from {source.uri}.")
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)
     fetched = fetch_source(source, folder, progress=progress, allow_file=allow_file)
     if fetched.digest == digest:
         _publish(records, fetched, progress, anew=damaged)
     return fetched
+
+
+def _chosen(
+    records: Records, source: Source, store: StoreRef, digest: str, folder: Path, choose: Choose, progress: Progress
+) -> Fetched | None:
+    """None: the whole set is to be fetched. Raises PermanentError `DataSetChanged` when a file at the source is not what the baseline saw."""
+    copied = is_open(source, store)
+    if not (copied or _is_folder(source)):
+        return None
+    try:
+        manifest = records.dataset(digest) if copied else records.dataset_listing(digest)
+    except PermanentError:
+        # of a copy it is said where the whole set is fetched
+        return None
+    try:
+        files = {entry.path: entry for entry in manifest.files} if manifest is not None else {}
+        if manifest is None or not any(_is_picture(name) for name in files):
+            return None
+
+        def fetch(names: Sequence[str]) -> None:
+            if copied:
+                records.fetch_dataset(manifest.model_copy(update={"files": [files[name] for name in names]}), folder, progress=progress)
+                return
+            for found in fetch_files(source, folder, names, progress):
+                if (found.sha256, found.size) != (files[found.path].sha256, files[found.path].size):
+                    message = f"{found.path} of {source.uri} is not the file that the baseline was measured on."
+                    hint = "Restore the set, or have it resolved again with enginefleet.io/refresh."
+                    raise PermanentError("DataSetChanged", message, hint)
+
+        folder.mkdir(parents=True, exist_ok=True)
+        require_space(folder / "any", sum(entry.size for name, entry in files.items() if not _is_picture(name)))
+        first = [name for name in files if not _is_picture(name)]
+        fetch(first)
+        # readers look at names; an empty file that is taken for a picture is refused
+        for name in files.keys() - set(first):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).touch()
+        chosen = sorted(choose(folder) & files.keys() - set(first))
+        require_space(folder / "any", sum(files[name].size for name in chosen))
+        fetch(chosen)
+    except PermanentError as error:
+        if not copied:
+            raise
+        progress.log(f"not all of the validation set's copy can be used: {error.message}")
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
+    progress.log(f"of the validation set's {len(files) - len(first)} pictures {len(chosen)} were fetched: they are judged")
+    return Fetched(folder, digest, tuple(files[name] for name in (*first, *chosen)))
+
+
+def _is_folder(source: Source) -> bool:
+    parts = urlsplit(source.uri)
+    return parts.scheme == "s3" and parts.path.endswith("/")
+
+
+def _is_picture(name: str) -> bool:
+    return PurePosixPath(name).suffix.lower() in PICTURES
 
 
 def _publish(records: Records, fetched: Fetched, progress: Progress, *, anew: bool = False) -> bool:

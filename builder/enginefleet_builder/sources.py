@@ -87,6 +87,11 @@ def fetch_source(
     return Fetched(folder, digest, tuple(files))
 
 
+def fetch_files(source: Source, folder: Path, names: Sequence[str], progress: Progress) -> list[FileEntry]:
+    """Some files of a folder in S3, by their names below it. Raises as fetch_source does."""
+    return list(_from_s3(source, folder, progress, SIZE_LIMIT, names)) if names else []
+
+
 def _fetched(
     source: Source, folder: Path, progress: Progress, size_limit: int, allow_file: bool, beside: Sequence[str] = ()
 ) -> Iterator[FileEntry]:

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from enginefleet_api.documents import Answer
 from enginefleet_api.errors import PermanentError, TransientFault
 from enginefleet_api.identity import tree_digest
 from enginefleet_api.jobs import BuildReport, BuildRequest, PrepareReport, Source, StoreRef
+from enginefleet_api.resources import OnDevice, Preprocessing, Validation
 from enginefleet_builder import copies
 from enginefleet_builder.build.job import build, judge
-from enginefleet_builder.gate import latency
+from enginefleet_builder.gate import latency, score
+from enginefleet_builder.gate.datasets import files_of, open_dataset
+from enginefleet_builder.gate.preprocessing import Preprocessor
 from enginefleet_builder.io import Progress, terminated
 from enginefleet_builder.prepare.job import prepare
-from enginefleet_builder.sources import fetch_source
+from enginefleet_builder.sources import Fetched, fetch_source
 from enginefleet_builder.store import layout
 from enginefleet_builder.store.records import Records
 from localcluster.s3 import S3Server
+from tests.builder.data import picture, write
+from tests.builder.drawn import PREPROCESSING, coco_set, mask_set
 from tests.builder.support import Bench, Undisturbed
+from tests.builder.test_report_by_hand import gray_folders
 from tests.store.proxy import Fault, FaultyProxy
 from tests.store.support import BUCKET, Place, admin, s3_place
 from tests.store.test_sources import Web, page, serving, sha
@@ -209,3 +217,103 @@ def test_a_copy_that_was_interrupted_goes_on_where_it_ended(proxy: FaultyProxy, 
     assert {name: (tmp_path / "again" / name).read_text() for name in ("ant/1.jpg", "ant/2.jpg", "manifest.json")} == {
         name: name for name in ("ant/1.jpg", "ant/2.jpg", "manifest.json")
     }
+
+
+# ---- of a folder of pictures only those that are judged ----
+
+
+def class_set(root: Path) -> Path:
+    for number in range(30):
+        picture(root / "abc"[number % 2 + (number % 9 == 0)] / f"{number:03}.png", number)
+    return root
+
+
+def yolo_set(root: Path) -> Path:
+    write(root / "data.yaml", "names: [red, green, blue]\nval: images/val\n")
+    for number in range(30):
+        picture(root / "images" / "val" / f"{number:03}.png", number)
+        write(root / "labels" / "val" / f"{number:03}.txt", f"{number % 2 + (number % 9 == 0)} 0.5 0.5 0.5 0.5\n" if number % 5 else "")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("task", "made"),
+    [
+        ("classification", class_set),
+        ("detection", yolo_set),
+        ("detection", lambda root: coco_set(root, 30)),
+        ("segmentation", lambda root: mask_set(root, 30)),
+    ],
+    ids=["folders", "YOLO", "COCO", "masks"],
+)
+def test_of_a_folder_in_s3_only_the_pictures_are_fetched_that_would_be_judged_of_the_whole(
+    s3: S3Server, credentials: None, tmp_path: Path, task: Any, made: Callable[[Path], Path]
+) -> None:
+    root = made(tmp_path / "given")
+    validation = Validation(uri="s3://any/", task=task, on_device=OnDevice(max_samples=6))
+    place, key = s3_place(s3.endpoint), f"given/{secrets.token_hex(4)}/"
+    for file in (file for file in root.rglob("*") if file.is_file()):
+        admin(s3).upload_file(str(file), BUCKET, key + file.relative_to(root).as_posix())
+    source = Source(uri=f"s3://{BUCKET}/{key}", endpoint=s3.endpoint, credentials="store")
+    records = Records(place.open())
+    whole = fetch_source(source, tmp_path / "whole")
+    assert copies.keep(records, source, place.ref, whole, Progress()) is None
+    expected = open_dataset(whole.folder, Preprocessor.of(PREPROCESSING), task)
+    indices = score.device_indices(validation, expected, None)
+
+    def choose(folder: Path) -> set[str]:
+        dataset = open_dataset(folder, Preprocessor.of(PREPROCESSING), task)
+        assert score.device_indices(validation, dataset, None) == indices, "decided without a picture"
+        return files_of(dataset, indices, task)
+
+    def fetched(name: str) -> Fetched:
+        return copies.fetch_validation(
+            records, source, place.ref, whole.digest, tmp_path / name, allow_file=False, progress=Progress(), choose=choose
+        )
+
+    some = fetched("some")
+    pictures = [entry for entry in some.files if entry.path.endswith(".png")]
+    assert (some.digest, len(pictures)) == (whole.digest, 6 * (2 if task == "segmentation" else 1))
+    assert sum(entry.size for entry in pictures) < 0.3 * sum(entry.size for entry in whole.files if entry.path.endswith(".png"))
+    dataset = open_dataset(some.folder, Preprocessor.of(PREPROCESSING), task)
+    for index in indices:
+        assert np.array_equal(dataset.sample(index)[""], expected.sample(index)[""])
+    left_out = next(index for index in range(dataset.size) if index not in indices)
+    with pytest.raises(PermanentError, match="DataSetUnreadable"):
+        dataset.sample(left_out)
+
+    admin(s3).put_object(Bucket=BUCKET, Key=key + expected.identity(left_out), Body=b"another")
+    assert fetched("again").files == some.files, "what is not judged decides nothing"
+    admin(s3).put_object(Bucket=BUCKET, Key=key + expected.identity(indices[0]), Body=b"another")
+    with pytest.raises(PermanentError, match="DataSetChanged"):
+        fetched("changed")
+
+
+def test_an_engine_is_judged_on_the_pictures_that_were_fetched(site: Site, s3: S3Server, tmp_path: Path) -> None:
+    root, key = tmp_path / "gray", f"given/{secrets.token_hex(4)}/"
+    gray_folders(root, 40, seed=1)
+    for file in root.rglob("*.png"):
+        admin(s3).upload_file(str(file), BUCKET, key + file.relative_to(root).as_posix())
+    source = Source(uri=f"s3://{BUCKET}/{key}", endpoint=s3.endpoint, credentials="store")
+    gray = Preprocessing(color="GRAY", scale="1/255")
+    gate = site.bench.gate(min_samples=20, on_device=OnDevice(max_samples=20))
+    request = site.bench.prepare_request(store=site.place.ref, model=site.model, calibration=None, calibration_source=None)
+    changes = {"validation": gate, "validation_source": source, "preprocessing": gray}
+    prepared = prepare(request.model_copy(update=changes), Progress())
+    wanted = site.bench.build_request(prepared, store=site.place.ref, **changes)
+    progress = Progress()
+    report = build(wanted, progress, Undisturbed())
+    found = site.records.newest_verdict(wanted.engine_key, wanted.gate_key)
+    assert found is not None
+    assert found[1].accuracy is not None
+    assert (found[1].accuracy.samples, found[1].accuracy.available) == (20, 40)
+    assert "of the validation set's 40 pictures 20 were fetched: they are judged" in progress.log_tail
+    all_bytes = sum(file.stat().st_size for file in root.rglob("*.png"))
+    assert found[1].evidence["bytes"]["validation"] < 0.6 * all_bytes
+    # with everything there the same samples are judged, with the same result
+    admin(s3).delete_object(Bucket=BUCKET, Key=whole(site, layout.dataset_listing(str(prepared.validation))))
+    again = judge(wanted, Progress(), Undisturbed())
+    second = site.records.newest_verdict(wanted.engine_key, wanted.gate_key)
+    assert second is not None
+    assert (second[1].accuracy, again.answer) == (found[1].accuracy, report.answer)
+    assert second[1].evidence["bytes"]["validation"] == all_bytes

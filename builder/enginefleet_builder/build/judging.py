@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from .. import copies
 from ..backends.base import Session
 from ..backends.threads import resolve_threads
 from ..gate import consistency, score
-from ..gate.datasets import Dataset, open_dataset
+from ..gate.datasets import Dataset, files_of, open_dataset
 from ..gate.evaluate import evaluate
 from ..gate.metrics import OutputChecks, Reference
 from ..gate.preprocessing import Preprocessor
@@ -102,14 +102,22 @@ def _dataset(work: Work, baseline: Baseline | None, folder: Path) -> Dataset | N
         score.require_metric(request.validation, baseline)
     allow_file = request.store.uri.startswith("file:")
     digest = baseline.validation if baseline is not None else request.validation_source.digest
+
+    validation, preprocessor = request.validation, Preprocessor.of(request.preprocessing)
+
+    def choose(folder: Path) -> set[str]:
+        dataset = open_dataset(folder, preprocessor, validation.task)
+        return files_of(dataset, score.device_indices(validation, dataset, baseline), validation.task)
+
     fetched = copies.fetch_validation(
-        work.records, request.validation_source, request.store, digest, folder, allow_file=allow_file, progress=work.progress
+        work.records, request.validation_source, request.store, digest, folder, allow_file=allow_file, progress=work.progress, choose=choose
     )
     work.moved["validation"] = sum(entry.size for entry in fetched.files)
     if baseline is not None and baseline.validation != fetched.digest:
         message = f"the validation set has the digest {fetched.digest}, the baseline was measured on {baseline.validation}."
         raise PermanentError("DataSetChanged", message, "Restore the set, or have it resolved again with enginefleet.io/refresh.")
-    return open_dataset(fetched.folder, Preprocessor.of(request.preprocessing), request.validation.task)
+    dataset = open_dataset(fetched.folder, preprocessor, validation.task)
+    return replace(dataset, there=score.device_indices(validation, dataset, baseline))
 
 
 def _measure(work: Work, session: Session, dataset: Dataset | None, baseline: Baseline | None) -> Measured:

@@ -6,17 +6,18 @@ Nothing is ever unpickled, sizes are checked before memory is taken, and no path
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from .preprocessing import Preprocessor
 from .readers.arrays import open_arrays, read_npy, read_npz, start
 from .readers.coco import find_coco, is_coco, open_coco
 from .readers.files import listed
-from .readers.folders import MASKS, content, open_folder
+from .readers.folders import MASKS, content, mask_of, open_folder
 from .readers.yolo import find_yolo, open_yolo
 from .samples import Dataset, Task, mismatch, no_labels, stratified, unreadable
 
-__all__ = ["Dataset", "Task", "open_dataset", "stratified"]
+__all__ = ["Dataset", "Task", "files_of", "open_dataset", "stratified"]
 
 
 def open_dataset(path: Path, preprocessor: Preprocessor, task: Task) -> Dataset:
@@ -31,6 +32,12 @@ def open_dataset(path: Path, preprocessor: Preprocessor, task: Task) -> Dataset:
     if path.suffix == ".npz" or zipfile.is_zipfile(path):
         return open_arrays(path, read_npz(path), preprocessor, task)
     raise unreadable(path, f"it begins with {start(path)!r}, expected an .npz or .npy file or a folder")
+
+
+def files_of(dataset: Dataset, indices: Sequence[int], task: Task) -> set[str]:
+    """Of a folder of pictures: the files below it that these samples need, beside all that are no pictures."""
+    names = {dataset.identity(index) for index in indices}
+    return names | ({mask_of(name) for name in names} if task == "segmentation" else set())
 
 
 def _open_folder(root: Path, preprocessor: Preprocessor, task: Task) -> Dataset:

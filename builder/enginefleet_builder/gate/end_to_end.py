@@ -40,7 +40,7 @@ def measure(
     began = time.monotonic()
     while len(rounds) < ROUNDS and (time.monotonic() - began < LONGEST or not rounds):
         check()
-        indices = [(len(rounds) * batch + place) % dataset.size for place in range(batch)]
+        indices = [dataset.at(len(rounds) * batch + place) for place in range(batch)]
         started = time.perf_counter()
         decoded = [dataset.picture(index) for index in indices]
         images = [image for image in decoded if image is not None]

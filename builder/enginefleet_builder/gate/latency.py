@@ -63,7 +63,7 @@ def require_batch_sizes(batch_sizes: Sequence[int], inputs: Sequence[TensorSpec]
 def benchmark_feeds(batch: int, inputs: Sequence[TensorSpec], profiles: Sequence[InputSpec], dataset: Dataset | None) -> dict[str, Array]:
     """`batch` samples of the data set (repeated as needed), or zeros where there is none."""
     if dataset is not None and dataset.size:
-        return dataset.feed([index % dataset.size for index in range(batch)], inputs)
+        return dataset.feed([dataset.at(number) for number in range(batch)], inputs)
     best = {spec.name: spec.profiles[0].opt for spec in profiles}
     return {spec.name: np.zeros([batch, *_sizes(spec, best.get(spec.name))], spec.dtype) for spec in inputs}
 

@@ -65,6 +65,14 @@ class Dataset:
     """The picture as it is stored (upright); None for tensors."""
     notes: tuple[str, ...] = ()
     """What the reader took for granted, for the report."""
+    box_classes: Callable[[int], NDArray[np.int64]] | None = None
+    """Detection: the classes of `boxes`, from labels alone; None: nothing is known of them without the boxes."""
+    there: Sequence[int] = ()
+    """The samples that are judged, and whose pictures are here; empty: all of them."""
+
+    def at(self, number: int) -> int:
+        """The index of the number-th sample that is here, beginning anew after the last."""
+        return self.there[number % len(self.there)] if self.there else number % self.size
 
     def feed(self, indices: Sequence[int], inputs: Sequence[TensorSpec]) -> dict[str, Array]:
         """Arrays of shape (len(indices), …) for each input, in the input's dtype. Raises PermanentError `DataSetMismatch`."""

@@ -72,7 +72,8 @@ def _strata(validation: Validation, dataset: Dataset, there: Sequence[int]) -> d
         return {index: int(dataset.labels[index]) for index in there}
     if validation.task != "detection":
         return dict.fromkeys(there, -1)
-    shown = {index: np.unique(dataset.boxes(index).classes) for index in there}
+    classes_of = dataset.box_classes or (lambda index: dataset.boxes(index).classes)
+    shown = {index: np.unique(classes_of(index)) for index in there}
     pictures = np.bincount(np.concatenate([*shown.values(), np.zeros(0, np.int64)])) if shown else np.zeros(0, np.int64)
     return {index: int(classes[np.argmin(pictures[classes])]) if len(classes) else -1 for index, classes in shown.items()}
 

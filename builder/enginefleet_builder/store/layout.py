@@ -29,6 +29,11 @@ def dataset(digest: str, path: str = "") -> str:
     return f"datasets/{digest_hex(digest)}/files/{path}"
 
 
+def dataset_listing(digest: str) -> str:
+    """What files a set has, wherever they lie."""
+    return f"datasets/{digest_hex(digest)}/listing.json"
+
+
 def dataset_manifest(digest: str) -> str:
     return f"datasets/{digest_hex(digest)}/manifest.json"
 

@@ -172,7 +172,18 @@ class Records:
 
     def dataset(self, digest: str) -> DataSetManifest | None:
         """Raises PermanentError `StoreRecordUnreadable`, also when the files that it names are not those of the digest."""
-        key = layout.dataset_manifest(digest)
+        return self._files_of(layout.dataset_manifest(digest), digest)
+
+    def list_dataset(self, digest: str, files: Sequence[FileEntry]) -> None:
+        """Say which files a set has, so that some of them can be fetched from where it lies and be known to be what they were."""
+        manifest = DataSetManifest(digest=digest, files=sorted(files, key=lambda entry: entry.path))
+        self._put_document(layout.dataset_listing(digest), manifest)
+
+    def dataset_listing(self, digest: str) -> DataSetManifest | None:
+        """Raises as `dataset` does."""
+        return self._files_of(layout.dataset_listing(digest), digest)
+
+    def _files_of(self, key: str, digest: str) -> DataSetManifest | None:
         manifest = self._document(key, DataSetManifest)
         if manifest is None:
             return None

@@ -73,7 +73,10 @@ def open_coco(root: Path, file: Path, preprocessor: Preprocessor, task: Task) ->
         boxes = labels.boxes[index]
         return boxes.classes[~boxes.crowd]
 
-    return replace(dataset, boxes=lambda index: labels.boxes[index], objects=objects, sample=sample)
+    classes = [boxes.classes for boxes in labels.boxes]
+    return replace(
+        dataset, boxes=lambda index: labels.boxes[index], objects=objects, sample=sample, box_classes=lambda index: classes[index]
+    )
 
 
 def read(file: Path) -> Labels:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,7 +155,7 @@ def _open_masks(root: Path, preprocessor: Preprocessor) -> Dataset:
     files = pictures(root / IMAGES)
     if not files:
         raise unreadable(root, f"no pictures ({', '.join(PICTURES)}) are in {IMAGES}/")
-    masks = [root / MASKS / file.relative_to(root / IMAGES).with_suffix(".png") for file in files]
+    masks = [root / mask_of(file.relative_to(root).as_posix()) for file in files]
     if missing := [file.relative_to(root).as_posix() for file in masks if not file.is_file()]:
         raise no_labels(f"{len(missing)} of {len(files)} pictures have no mask: {listed(missing)}")
     classes = _named_classes(root)
@@ -165,6 +165,11 @@ def _open_masks(root: Path, preprocessor: Preprocessor) -> Dataset:
         return preprocessor.mask(_mask(root, files[index], masks[index], len(classes)))
 
     return replace(dataset, mask=mask)
+
+
+def mask_of(picture: str) -> str:
+    """images/a/1.jpg → masks/a/1.png"""
+    return (PurePosixPath(MASKS) / PurePosixPath(picture).relative_to(IMAGES)).with_suffix(".png").as_posix()
 
 
 def _mask(root: Path, file: Path, mask_file: Path, classes: int) -> NDArray[np.int64]:

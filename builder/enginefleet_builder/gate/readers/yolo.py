@@ -66,11 +66,11 @@ def open_yolo(root: Path, file: Path, preprocessor: Preprocessor, task: Task) ->
         dataset = replace(
             dataset, notes=(*dataset.notes, f"no objects of {len(empty)} of {len(classes)} classes in {part}: {listed(empty)}")
         )
-    return replace(
-        dataset,
-        boxes=lambda index: _boxes(rows[index], size_of(files[index])),
-        objects=lambda index: rows[index][:, 0].astype(np.int64),
-    )
+
+    def classes_of(index: int) -> NDArray[np.int64]:
+        return rows[index][:, 0].astype(np.int64)
+
+    return replace(dataset, boxes=lambda index: _boxes(rows[index], size_of(files[index])), objects=classes_of, box_classes=classes_of)
 
 
 def _read(file: Path) -> dict[str, Any]:
