@@ -109,7 +109,12 @@ NODE_FINGERPRINT = Kind(
     description="What a node's devices really are, observed by the node agent and by probe Jobs. Named after the node.",
     spec=NodeFingerprintSpec,
     status=NodeFingerprintStatus,
-    columns=(Column("Host", ".spec.host.summary"), AGE),
+    columns=(
+        Column("Host", ".spec.host.summary"),
+        Column("Engines", '.status.conditions[?(@.type=="EnginesReady")].status'),
+        Column("Message", '.status.conditions[?(@.type=="EnginesReady")].message', priority=1),
+        AGE,
+    ),
     rules=(
         Rule(
             "self.spec.node == self.metadata.name",

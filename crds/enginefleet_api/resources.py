@@ -52,9 +52,9 @@ __all__ = [
     "ClassStatus", "Condition", "CountOrPercent", "Decoder", "Dla", "Endpoint", "EngineBuildSpec", "EngineBuildStatus", "EngineStoreSpec",
     "EngineStoreStatus", "Exclude", "ExpectedBaseline", "FailureRecord", "FingerprintStatus", "FreeObject", "HardwareClassSpec",
     "HardwareClassStatus", "Host", "IdentitySettings", "Image", "InputSpec", "LabelSelector", "LocalRef", "Model", "ModelDeploymentSpec",
-    "ModelDeploymentStatus", "ModelExport", "NodeCounts", "NodeFingerprintSpec", "NodeFingerprintStatus", "NodeTrouble", "Observation", "OnDevice",
-    "OperatingPoint", "OptionalImage", "Percent", "PrepareSettings", "Preprocessing", "ProbeState", "ProbedRuntime", "Profile", "PythonMetric", "Resolved",
-    "Rollout", "RolloutStatus", "Runtime", "SecretKeyRef", "Serving", "Shape", "Signing", "SpeedAcceptance", "Subgroups", "Target", "Text",
+    "ModelDeploymentStatus", "ModelExport", "NodeCounts", "NodeEngine", "NodeFingerprintSpec", "NodeFingerprintStatus", "NodeTrouble", "Observation",
+    "OnDevice", "OperatingPoint", "OptionalImage", "Percent", "PrepareSettings", "Preprocessing", "ProbeState", "ProbedRuntime", "Profile", "PythonMetric",
+    "Resolved", "Rollout", "RolloutStatus", "Runtime", "SecretKeyRef", "Serving", "Shape", "Signing", "SpeedAcceptance", "Subgroups", "Target", "Text",
     "Trust", "Uri", "Validation", "Window",
 ]  # fmt: skip
 
@@ -494,7 +494,22 @@ class NodeFingerprintSpec(Contract):
     observations: Annotated[list[Observation], list_map("class", "imageDigest", "device", max_length=256)] = Field(default_factory=list)
 
 
+class NodeEngine(Contract):
+    """How the engine of one ModelDeployment stands for what the node is now."""
+
+    model_deployment: str
+    """namespace/name"""
+    hardware_class: str = Field(alias="class")
+    fingerprint: str = ""
+    """Empty: not known yet."""
+    state: str
+    """Passed, or why not: as in the ModelDeployment's status, Unknown where the device is not known."""
+    message: str = ""
+
+
 class NodeFingerprintStatus(Contract):
+    engines: Annotated[list[NodeEngine], Field(max_length=50)] = Field(default_factory=list)
+    """Of the ModelDeployments that target the node, those first that have not passed."""
     conditions: Annotated[list[Condition], list_map("type")] = Field(default_factory=list)
 
 

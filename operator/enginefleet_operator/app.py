@@ -39,6 +39,7 @@ from .kube.observe import World
 from .kube.reconcile import Reconcilers
 from .kube.watch import Reflector
 from .kube.workqueue import WorkQueue, work
+from .planning.engines import Model, Recorded
 from .planning.model import HardwareClass, Settings
 
 logger = logging.getLogger("enginefleet.operator")
@@ -53,6 +54,7 @@ class Operator:
         self.classes: WorkQueue[str] = WorkQueue()
         self.stores: WorkQueue[str] = WorkQueue()
         self.sweeps: WorkQueue[str] = WorkQueue()
+        self.engines: WorkQueue[str] = WorkQueue()
         self.stop = asyncio.Event()
         self.failed = ""
         self.metrics = metrics
@@ -60,18 +62,19 @@ class Operator:
         self.lease = LeaderElection(lease_client, namespace=settings.namespace, on_lost=self._lost, timing=timing)
         self.recorder = EventRecorder(client, instance=self.lease.identity)
         self.nodes = Reflector(client, NODES, project=project_node, on_event=self._node_changed)
-        self.fingerprints = Reflector(client, NODE_FINGERPRINTS, project=views.node_fingerprint, on_event=lambda *_: self._everything())
+        self.fingerprints = Reflector(client, NODE_FINGERPRINTS, project=views.node_fingerprint, on_event=self._fingerprint_changed)
         self.hardware = Reflector(client, HARDWARE_CLASSES, project=views.hardware_class, on_event=self._class_changed)
-        self.model_keys = Reflector(client, MODEL_DEPLOYMENTS, project=_key, on_event=lambda *_: self.sweeps.add("labels"))
+        self.model_keys = Reflector(client, MODEL_DEPLOYMENTS, project=views.model, on_event=self._model_changed)
         self.children = [self._owned(client, kind) for kind in (JOBS, DAEMONSETS, PODS, SERVICES)]
         self.namespaces = Reflector(client, NAMESPACES, project=_namespace, on_event=self._namespace_changed)
-        world = World(self.nodes.items, self.fingerprints.items, self.hardware.items)
+        world = World(self.nodes.items, self.fingerprints.items, self.hardware.items, self.model_keys.items)
         self.reconcilers = Reconcilers(client, world, settings, self.recorder, metrics)
         for name, queue in (
             ("modeldeployment", self.models),
             ("hardwareclass", self.classes),
             ("enginestore", self.stores),
             ("sweep", self.sweeps),
+            ("engines", self.engines),
         ):
             metrics.watch_queue(name, queue)
 
@@ -90,13 +93,26 @@ class Operator:
         for key in self.hardware.items:
             self.classes.add(key)
 
+    def _fingerprint_changed(self, old: Recorded | None, new: Recorded | None) -> None:
+        if old is None or new is None or (old.spec, old.generation) != (new.spec, new.generation):  # else it is our own status
+            self._everything()
+            self.engines.add("all")
+
+    def _model_changed(self, old: Model | None, new: Model | None) -> None:
+        self.engines.add("all")
+        if old is None or new is None:
+            self.sweeps.add("labels")
+
     def _node_changed(self, old: NodeView | None, new: NodeView | None) -> None:
         self._everything()
+        if old is None or new is None or (old.labels, old.boot_id) != (new.labels, new.boot_id):
+            self.engines.add("all")
         if old is None or new is None or old.labels != new.labels:
             self.sweeps.add("labels")
 
     def _class_changed(self, _old: HardwareClass | None, new: HardwareClass | None) -> None:
         self._everything()
+        self.engines.add("all")
         if new is None:
             self.sweeps.add("labels")
 
@@ -139,9 +155,11 @@ class Operator:
             await reflector.synced.wait()
         self._everything()
         self.sweeps.add("labels")
+        self.engines.add("all")
         jobs = [work(self.models, self.reconcilers.model, outcome=self.metrics.outcome_of("modeldeployment")) for _ in range(WORKERS)]
         jobs += [work(self.classes, self.reconcilers.hardware_class, outcome=self.metrics.outcome_of("hardwareclass")) for _ in range(2)]
         jobs += [work(self.stores, self.reconcilers.store, outcome=self.metrics.outcome_of("enginestore"))]
+        jobs += [work(self.engines, self.reconcilers.engines, outcome=self.metrics.outcome_of("engines"))]
         jobs += [work(self.sweeps, self.reconcilers.sweep, outcome=self.metrics.outcome_of("sweep"))]
         logger.info(
             "leading: %d nodes, %d classes, %d model deployments",
@@ -164,7 +182,7 @@ class Operator:
             self.stop.set()
 
     async def close(self) -> None:
-        for queue in (self.models, self.classes, self.stores, self.sweeps):
+        for queue in (self.models, self.classes, self.stores, self.sweeps, self.engines):
             queue.close()
         for task in self._tasks:
             task.cancel()
@@ -175,10 +193,6 @@ class Operator:
         live = [metrics_.queue_moves("modeldeployment", self.models), metrics_.queue_moves("hardwareclass", self.classes)]
         live += [metrics_.reflector_hears(r) for r in self.reflectors] + [metrics_.lease_not_lost(self.lease)]
         return metrics_.probes(self.metrics, live, [metrics_.reflector_synced(r) for r in self.reflectors])
-
-
-def _key(obj: Any) -> str:
-    return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
 
 
 def _namespace(obj: Any) -> tuple[str, str]:

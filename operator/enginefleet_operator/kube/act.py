@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -25,11 +26,12 @@ from ..planning.model import (
     StartPrepare,
     StartProbe,
     WriteBuildStatus,
+    WriteEngines,
     WriteObservations,
 )
 from ..render import manifests
 from .client import ApiClient, Object
-from .errors import AlreadyExists, Conflict
+from .errors import AlreadyExists, Conflict, NotFound
 from .events import EventRecorder
 from .kinds import CONTROLLER_REVISIONS, DAEMONSETS, ENGINE_BUILDS, JOBS, NODES, PODS, Resource
 
@@ -37,6 +39,9 @@ logger = logging.getLogger(__name__)
 _DELETABLE: Mapping[str, Resource] = {r.kind: r for r in (JOBS, DAEMONSETS, CONTROLLER_REVISIONS, ENGINE_BUILDS, PODS)}
 OBSERVATIONS = "enginefleet-observations"
 """Field manager stem of what the operator adds to a NodeFingerprint; the agent owns the rest."""
+
+ENGINES = "enginefleet-engines"
+"""Field manager of the status of a NodeFingerprint."""
 
 
 async def act_model(client: ApiClient, snapshot: Snapshot, actions: Iterable[Action]) -> tuple[str, str] | None:
@@ -133,6 +138,13 @@ async def _create(client: ApiClient, manifest: Mapping[str, Any]) -> None:
 async def write_status(client: ApiClient, api_version: str, kind: str, name: str, namespace: str, status: Mapping[str, Any]) -> Object:
     metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
     return await client.apply({"apiVersion": api_version, "kind": kind, "metadata": metadata, "status": dict(status)}, subresource="status")
+
+
+async def write_engines(client: ApiClient, action: WriteEngines) -> None:
+    """The status of a NodeFingerprint; one that is gone is not made again."""
+    document = {"apiVersion": API_VERSION, "kind": "NodeFingerprint", "metadata": {"name": action.node}, "status": dict(action.status)}
+    with contextlib.suppress(NotFound):
+        await client.apply(document, field_manager=ENGINES, subresource="status")
 
 
 async def _write_observations(client: ApiClient, hardware_class: str, action: WriteObservations) -> None:

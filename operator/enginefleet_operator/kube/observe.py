@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from enginefleet_api import labels
-from enginefleet_api.resources import EngineStoreSpec, ModelDeploymentSpec, ModelDeploymentStatus, NodeFingerprintSpec
+from enginefleet_api.resources import EngineStoreSpec, ModelDeploymentSpec, ModelDeploymentStatus
 
 from ..planning.classes import ClassSnapshot
+from ..planning.engines import Model, Recorded
 from ..planning.model import DeviceHolder, HardwareClass, Job, Settings, Snapshot
 from ..planning.serving import service_name
 from . import views
@@ -38,8 +39,9 @@ class World:
     """What is watched: shared by all reconciles, changed only by reflectors."""
 
     nodes: Mapping[str, NodeView]
-    fingerprints: Mapping[str, NodeFingerprintSpec | None]
+    fingerprints: Mapping[str, Recorded | None]
     classes: Mapping[str, HardwareClass | None]
+    models: Mapping[str, Model | None]
 
 
 async def observe_model(client: ApiClient, world: World, settings: Settings, namespace: str, name: str) -> tuple[Object, Snapshot] | None:
@@ -78,7 +80,7 @@ async def observe_model(client: ApiClient, world: World, settings: Settings, nam
         namespace_labels=(space.result() or {}).get("metadata", {}).get("labels", {}),
         store=views.parse(EngineStoreSpec, found_store.get("spec")) if (found_store := store.result()) is not None else None,
         nodes=tuple(views.node(n) for n in world.nodes.values()),
-        fingerprints={k: v for k, v in world.fingerprints.items() if v is not None},
+        fingerprints={k: v.spec for k, v in world.fingerprints.items() if v is not None},
         builds=tuple(b for b in map(views.engine_build, owned_builds) if b is not None),
         jobs=job_views,
         workloads=tuple(views.workload(d) for d in sets.result() if _owned(d, meta["uid"])),
@@ -146,7 +148,7 @@ async def observe_class(client: ApiClient, world: World, settings: Settings, nam
     snapshot = ClassSnapshot(
         hardware_class=parsed,
         nodes=tuple(views.node(n) for n in world.nodes.values()),
-        fingerprints={k: v for k, v in world.fingerprints.items() if v is not None},
+        fingerprints={k: v.spec for k, v in world.fingerprints.items() if v is not None},
         jobs=tuple(views.job(j, pods.result()) for j in jobs.result() if _owned(j, parsed.uid)),
         images_in_use=frozenset(d for w in sets.result() if (d := views.workload(w).image_digest))
         | {r.image_digest for _, r in kept.result()[0] if r.image_digest},

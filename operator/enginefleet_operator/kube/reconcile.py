@@ -13,6 +13,7 @@ from enginefleet_api.resources import API_VERSION, EngineStoreSpec, EngineStoreS
 
 from ..planning.classes import decide_class, orphaned_labels
 from ..planning.decide import decide
+from ..planning.engines import decide_engines
 from ..planning.model import Plan, Settings, Snapshot, StartBuild, WriteBuildStatus
 from ..planning.stores import decide_store
 from . import act, views
@@ -120,6 +121,17 @@ class Reconcilers:
             return SOON
         act.record(self._recorder, obj, plan.events)
         return _after(plan.wake_at, now)
+
+    async def engines(self, _: str) -> float:
+        """What every NodeFingerprint says of its node's engines, from what is watched: nothing is read."""
+        world = self._world
+        nodes = [views.node(n) for n in world.nodes.values()]
+        recorded = {name: r for name, r in world.fingerprints.items() if r is not None}
+        classes = [c for c in world.classes.values() if c is not None]
+        models = [m for m in world.models.values() if m is not None]
+        for action in decide_engines(nodes, recorded, classes, models, self._clock()):
+            await act.write_engines(self._client, action)
+        return RESYNC
 
     async def store(self, key: str) -> float:
         namespace, _, name = key.partition("/")

@@ -11,8 +11,19 @@ from enginefleet_api import labels
 from enginefleet_api.base import Contract
 from enginefleet_api.errors import FailureClass, failure_class_of_exit
 from enginefleet_api.jobs import Termination
-from enginefleet_api.resources import EngineBuildSpec, EngineBuildStatus, HardwareClassSpec, HardwareClassStatus, NodeFingerprintSpec
+from enginefleet_api.resources import (
+    EngineBuildSpec,
+    EngineBuildStatus,
+    HardwareClassSpec,
+    HardwareClassStatus,
+    ModelDeploymentSpec,
+    ModelDeploymentStatus,
+    NodeFingerprintSpec,
+    NodeFingerprintStatus,
+)
 
+from ..planning import engines
+from ..planning.engines import Recorded
 from ..planning.model import EngineBuild, Failure, HardwareClass, Job, Node, OrphanPod, Revision, ServingPod, Workload
 from ..planning.serving import BROKEN
 from .nodes import NodeView, epoch
@@ -38,6 +49,7 @@ def node(view: NodeView) -> Node:
         unschedulable=view.unschedulable,
         since=view.ready_since,
         labelled_at=view.labelled_at,
+        boot_id=view.boot_id,
     )
 
 
@@ -50,8 +62,21 @@ def hardware_class(obj: Object) -> HardwareClass | None:
     return HardwareClass(meta["name"], meta["uid"], meta.get("generation", 0), spec, status, meta.get("annotations", {}))
 
 
-def node_fingerprint(obj: Object) -> NodeFingerprintSpec | None:
-    return parse(NodeFingerprintSpec, obj.get("spec"))
+def node_fingerprint(obj: Object) -> Recorded | None:
+    spec = parse(NodeFingerprintSpec, obj.get("spec"))
+    if spec is None:
+        return None
+    status = parse(NodeFingerprintStatus, obj.get("status")) or NodeFingerprintStatus()
+    return Recorded(spec, obj["metadata"].get("generation", 0), tuple(status.conditions), engines.told(status))
+
+
+def model(obj: Object) -> engines.Model | None:
+    spec = parse(ModelDeploymentSpec, obj.get("spec"))
+    if spec is None:
+        return None
+    meta = obj["metadata"]
+    status = parse(ModelDeploymentStatus, obj.get("status")) or ModelDeploymentStatus()
+    return engines.model(f"{meta['namespace']}/{meta['name']}", meta.get("generation", 0), spec, status)
 
 
 def engine_build(obj: Object) -> EngineBuild | None:

@@ -52,6 +52,8 @@ class Node:
     """Since when it is ready, or not."""
     labelled_at: float = 0.0
     """When a label of ours was last written there: no label of ours is younger."""
+    boot_id: str = ""
+    """As the kubelet says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +358,14 @@ class WriteObservations:
 
     node: str
     observations: tuple[Observation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteEngines:
+    """The status of one node's NodeFingerprint."""
+
+    node: str
+    status: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,15 @@ from enginefleet_api.errors import FailureClass
 from enginefleet_api.fingerprint import cross_capability
 from enginefleet_api.identity import object_name, short_hash
 from enginefleet_api.jobs import BuildReport, PrepareReport
-from enginefleet_api.resources import AttemptState, EngineBuildSpec, EngineBuildStatus, Observation, RefusedTarget, Resolved
+from enginefleet_api.resources import (
+    AttemptState,
+    EngineBuildSpec,
+    EngineBuildStatus,
+    NodeFingerprintSpec,
+    Observation,
+    RefusedTarget,
+    Resolved,
+)
 from enginefleet_api.variants import Variant
 
 from . import queue, requests, retry, support, templates, windows
@@ -119,7 +127,11 @@ def devices_of(s: Snapshot, hardware_class: HardwareClass) -> list[Observation]:
 
 def observation(s: Snapshot, hardware_class: HardwareClass, node: Node) -> Observation | None:
     """What the node is under the class's current image; None while it is not known."""
-    found = s.fingerprints.get(node.name)
+    return observed(s.fingerprints.get(node.name), hardware_class)
+
+
+def observed(found: NodeFingerprintSpec | None, hardware_class: HardwareClass) -> Observation | None:
+    """The same of what is recorded of one node."""
     if found is None or found.host is None:
         return None
     digest = hardware_class.digests.get(found.host.digest)
