@@ -10,11 +10,11 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 SOURCES := crds operator agent builder cli localcluster tools demo bench tests examples
 
-.PHONY: help setup provide demo test check format generate bench lock images clean
+.PHONY: help setup provide demo demo-fleet test check format generate bench lock images clean
 .DEFAULT_GOAL := help
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # A .venv that is there looks after itself, which spares the search for a Python.
 setup: ## make .venv (1 to 3 minutes the first time)
@@ -27,6 +27,9 @@ provide: setup ## runtime images, kubectl, bubblewrap and the local cluster's bi
 
 demo: provide ## the whole chain on a local cluster; ARGS=--keep leaves it running, KUBE_CONTEXT=name uses a cluster of yours
 	@$(RUN) -m demo.demo $(if $(KUBE_CONTEXT),--context $(KUBE_CONTEXT)) $(ARGS)
+
+demo-fleet: provide ## thirty nodes of four classes: rollouts, a failed one, an upgrade, nodes that are away (2 cores, 10 GB, under 10 minutes)
+	@$(RUN) -m demo.fleet $(ARGS)
 
 test: provide ## all tests, two files at a time; ARGS="tests/unit -k name" for some
 	@$(RUN) -m pytest $(if $(ARGS),$(ARGS),-n 2 --dist loadfile)
