@@ -209,15 +209,20 @@ def _labels_of(s: Snapshot, hardware_class: HardwareClass, release: str) -> list
     return [one for one in every if one.hardware_class == hardware_class.name and labels.release_of(one.label) == release]
 
 
+def _follows(kept: Kept, node: Node) -> bool:
+    """Whether the node is of the class and fingerprint that the DaemonSet selects beside its label."""
+    return node.labels.get(labels.fp_key(kept.hardware_class, kept.image_digest)) == kept.fingerprint
+
+
 def _workloads(s: Snapshot, creates: Mapping[str, CreateWorkload], labels_needed: Collection[str]) -> list[Action]:
     """DaemonSets that must be there: those of proven engines, and those whose label a node carries or is about to get."""
     there = {w.name for w in s.workloads}
     kept = {r.name for r in s.revisions}
     actions: list[Action] = [KeepRevision(create) for name, create in creates.items() if name not in kept]
     actions += [create for name, create in creates.items() if name not in there]
-    followed = {w.label for w in s.workloads} | {create.label for create in creates.values()}
-    restored = {r.label: r for r in s.revisions if r.label in labels_needed and r.label not in followed and not r.deleting}
-    return actions + [RestoreWorkload(r.name) for r in restored.values()]
+    # equal engines have equal labels: each class and fingerprint has a DaemonSet of its own all the same
+    missing = [r for r in s.revisions if r.label in labels_needed and r.name not in there and r.name not in creates and not r.deleting]
+    return actions + [RestoreWorkload(r.name) for r in missing]
 
 
 def _forget(s: Snapshot, used: Collection[str], current: Collection[str], results: Sequence[ClassRollout]) -> list[Action]:
@@ -258,7 +263,7 @@ def _state(
     current = node.labels.get(key, "")
     mine = [p for p in pods if p.workload_label == current and not p.deleting]
     # an older release may be of another runtime image, under which the node has another fingerprint
-    former = next((k.label for k in stable if node.labels.get(labels.fp_key(k.hardware_class, k.image_digest)) == k.fingerprint), "")
+    former = next((k.label for k in stable if _follows(k, node)), "")
     target = former if back else goal
     canary = s.spec.rollout.canary
     chosen = canary.node_selector if canary is not None else None
@@ -319,11 +324,13 @@ def trouble(s: Snapshot, node: rollout.NodeState) -> tuple[str, str]:
             return pod.trouble
     if mine:
         return "ProgressDeadlineExceeded", f"its pod is not ready after {deadline} and gives no reason."
-    workload = next((w for w in s.workloads if w.label == node.current and not w.deleting), None)
+    key = labels.release_key(s.namespace, s.name)
+    labelled = [n for n in s.nodes if n.labels.get(key) == node.current]
+    here = [n for n in labelled if n.name == node.name]
+    workload = next((w for w in s.workloads if w.label == node.current and not w.deleting and any(_follows(w, n) for n in here)), None)
     if workload is None:
         return "WorkloadMissing", "its DaemonSet is gone and is made again."
-    key = labels.release_key(s.namespace, s.name)
-    if workload.desired < sum(n.labels.get(key) == workload.label for n in s.nodes):
+    if workload.desired < sum(_follows(workload, n) for n in labelled):
         return "PodNotWanted", (
             f"DaemonSet {workload.name} wants no pod there: nodeSelector or affinity of serving.template exclude the node, "
             "or it has a taint that runtime.tolerations of the class leave out."
@@ -354,9 +361,9 @@ def _kept(s: Snapshot, node: Node) -> bool:
 
 def arrivals(s: Snapshot, served: Serving) -> tuple[Action, ...]:
     """What goes on whatever else is held up: flips that were begun (the old pod is gone, the workload is there), and the way back."""
-    there = {w.label for w in s.workloads if not w.deleting}
+    there = [w for w in s.workloads if not w.deleting]
     key = labels.release_key(s.namespace, s.name)
-    current = {n.name: n.labels.get(key, "") for n in s.nodes}
+    nodes = {n.name: n for n in s.nodes}
     back = {n.name for c in served.classes if c.standing.refused is not None for n in c.nodes}
 
     def goes_on(a: Action) -> bool:
@@ -364,7 +371,10 @@ def arrivals(s: Snapshot, served: Serving) -> tuple[Action, ...]:
             return True
         if not isinstance(a, LabelNode) or (value := a.labels.get(key)) is None:
             return False
-        return a.node in back or (value in there and current[a.node] == f"{labels.DRAINING}{value}")
+        if a.node in back:
+            return True
+        node = nodes[a.node]
+        return node.labels.get(key) == f"{labels.DRAINING}{value}" and any(w.label == value and _follows(w, node) for w in there)
 
     return tuple(a for a in served.actions if goes_on(a))
 

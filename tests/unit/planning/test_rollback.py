@@ -298,6 +298,30 @@ def test_a_workload_that_was_deleted_by_hand_is_made_again() -> None:
     assert plan.actions == (RestoreWorkload(serving.name),)
 
 
+def test_equal_engines_of_two_classes_are_both_made_again() -> None:
+    """Then both carry the same label: files of ONNX Runtime for unlike CPUs may be the same to the byte."""
+    two = {"cpu": w.hardware_class(), "arm": w.hardware_class("arm")}
+    s = replace(
+        w.fleet(classes=two, spec=w.spec(targets=[{"hardwareClass": name} for name in two])),
+        nodes=tuple(w.node(f"n-{name}", hardware=name, known=True) for name in two),
+        fingerprints={f"n-{name}": w.observed(f"n-{name}", name) for name in two},
+    )
+    s = w.settle(w.end_job(w.settle(s), "prepare", report=w.prepare_report()))
+    while any(j.active for j in s.jobs):
+        one = next(j for j in s.jobs if j.active)
+        build = next(b for b in s.builds if b.name == one.build)
+        done = replace(one, active=False, report=w.build_report(build), node=f"n-{build.spec.hardware_class}")
+        s = w.settle(replace(s, jobs=tuple(done if j == one else j for j in s.jobs)))
+    before = played(s)
+    assert len({n.labels[KEY] for n in before.nodes}) == 1
+    s = played(changed(before, targets=[{"hardwareClass": name} for name in two]))
+    plan = decide(replace(s, annotations={labels.ABORT: "1"}), w.NOW)
+    assert {a.name for a in plan.actions if isinstance(a, RestoreWorkload)} == {x.name for x in before.workloads}
+    s = w.apply(replace(s, annotations={labels.ABORT: "1"}), plan)
+    one_is_there = replace(s, workloads=tuple(x for x in s.workloads if x.name != before.workloads[0].name))
+    assert [a.name for a in decide(one_is_there, w.NOW).actions if isinstance(a, RestoreWorkload)] == [before.workloads[0].name]
+
+
 def test_revisions_older_than_the_history_limit_go() -> None:
     s = first()
     for number in range(2, 7):
