@@ -209,7 +209,11 @@ COLUMNS: list[tuple[Object, Object, list[str]]] = [
         ["tensorrt", "3", "2 kinds", "True"],
     ),
     (changed(ENGINE_STORE, {}, name="columns"), {"observedGeneration": 1, "conditions": [READY]}, ["s3://engines/vision/", "True"]),
-    (changed(NODE_FINGERPRINT, {"spec.node": "columns"}, name="columns"), {"conditions": [READY]}, ["x86_64 CPU (avx2)"]),
+    (
+        changed(NODE_FINGERPRINT, {"spec.node": "columns"}, name="columns"),
+        {"conditions": [READY, READY | {"type": "EnginesReady", "status": "False"}]},
+        ["x86_64 CPU (avx2)", "False"],
+    ),
     (
         changed(ENGINE_BUILD, {}, name="columns"),
         {"phase": "Building", "node": "node-1", "message": "compiling"},

@@ -62,6 +62,18 @@ def test_the_newest_verdict_decides(place: Place) -> None:
     assert records.newest_verdict(ENGINE, "8" * 64) is None
 
 
+def test_a_verdict_is_newer_than_those_before_whatever_the_clock_said(place: Place) -> None:
+    records = Records(place.open())
+    ahead = 10_000_000_000.0
+    for told in (records.store.now() + 1, ahead):
+        before = verdict(Answer.PASS, 0).model_copy(update={"time": layout.timestamp(told)})
+        records.add_verdict(before)
+        again = before.model_copy(update={"answer": Answer.FAIL, "gate_key": "8" * 64, "time": records.verdict_time(ENGINE)})
+        records.add_verdict(again)
+        assert again.time > before.time
+        assert records.gates(ENGINE)[-1] == "8" * 64
+
+
 def test_a_verdict_is_never_overwritten(place: Place) -> None:
     records = Records(place.open())
     records.add_verdict(verdict(Answer.PASS, 1))

@@ -8,7 +8,6 @@ from enginefleet_api.documents import Answer, Verdict
 from enginefleet_api.keys import gate_thresholds
 
 from ..report.job import write_report
-from ..store import layout
 from .engine import Engine, Work
 
 
@@ -26,7 +25,7 @@ def leave_open(work: Work, engine: Engine, capability: str) -> Verdict:
         thresholds=json.loads(json.dumps(gate_thresholds(request.validation, request.benchmark))),
         context=request.context,
         evidence={"tools": work.backend.versions(), "bytes": {"engine": engine.record.size}},
-        time=layout.timestamp(work.records.store.now()),
+        time=work.records.verdict_time(request.engine_key),
         holder=request.holder,
         node=request.node,
     )

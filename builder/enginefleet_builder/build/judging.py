@@ -25,7 +25,6 @@ from ..gate.preprocessing import Preprocessor
 from ..gate.tasks import Record, open_task, require_supported
 from ..gate.verdict import decide
 from ..report.job import write_report
-from ..store import layout
 from .benchmark import Speed, measure_speed
 from .engine import Engine, Work
 
@@ -87,7 +86,7 @@ def _verdict(work: Work, engine: Engine, measured: Measured, speed: Speed, took:
         conditions=speed.conditions,
         context=request.context,
         evidence=_evidence(work, engine, measured, took),
-        time=layout.timestamp(work.records.store.now()),
+        time=work.records.verdict_time(request.engine_key),
         holder=request.holder,
         node=request.node,
     )

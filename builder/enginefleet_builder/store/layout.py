@@ -74,6 +74,14 @@ def verdict_order(key: str) -> tuple[str, str]:
     return rest.partition("-")[0], name
 
 
+def verdict_seconds(key: str) -> float:
+    """When it was judged, in seconds since the epoch; 0 of a key that has no time."""
+    try:
+        return datetime.strptime(verdict_order(key)[0], "%Y%m%dT%H%M%S%fZ").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return 0.0
+
+
 def verdict_blob(key: str) -> str:
     return "sha256:" + key.rpartition("/")[2].partition("-")[0]
 

@@ -71,6 +71,16 @@ class Records:
         found = (self._document(key, BuildRecord) for key in self.store.list(layout.builds(engine_key)) if key.endswith(".json"))
         return sorted((record for record in found if record is not None), key=lambda record: record.time)
 
+    def verdict_time(self, engine_key: str) -> str:
+        """The time of a verdict that is reached now: by the store's clock, and after every verdict that the engine key has.
+
+        A store tells its time in whole seconds, and its clock may have been wrong when it was asked before: without this, a verdict could
+        be older than the one that it replaces, and not decide.
+        """
+        # two microseconds: of a time as a float one may be lost
+        last = max(map(layout.verdict_seconds, self.store.list(layout.gates(engine_key))), default=0.0)
+        return layout.timestamp(max(self.store.now(), last + 2e-6))
+
     def add_verdict(self, verdict: Verdict) -> str:
         """Append; the key it stands under. `verdict.time` has the form of `layout.timestamp`."""
         key = layout.verdict(verdict.engine_key, verdict.gate_key, verdict.blob, verdict.time, verdict.holder)
