@@ -1,6 +1,6 @@
 """Validation sets from elsewhere, copied into the store: a site that shares a store fetches each once, whatever lies between it and the source.
 
-Only what anybody may fetch is copied: whoever reads the store could read the copy (docs/decisions/0015).
+Unless the spec says otherwise only what anybody may fetch is copied: whoever reads the store could read the copy (docs/decisions/0015).
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Literal
 from urllib.parse import urlsplit
 
 from enginefleet_api.errors import PermanentError
@@ -21,26 +22,37 @@ from .store.records import Records
 
 Choose = Callable[[Path], set[str]]
 """A folder with all that tells of the samples, and an empty file for each picture → names of the pictures that are needed."""
+CopyToStore = Literal["Auto", "Always", "Never"]
+"""`copyToStore` of spec.validation."""
 COPY_LIMIT = 8 << 30
 """Bytes of a set that is copied; a larger one is fetched from its source each time."""
 
 
-def is_open(source: Source, store: StoreRef) -> bool:
-    """Whether a copy tells nobody what he could not fetch himself, and is nearer: a web address without login, on another server than the store.
+def is_copied(source: Source, store: StoreRef, asked: CopyToStore = "Auto") -> bool:
+    """Whether builds read the set from a copy in the store. Never of what is as near as the store: a file here, an object on the store's server.
 
-    An address with a query may be a signed one. s3:// is read with somebody's keys: the store's, then it is as near as the store, or others.
+    Auto: only where a copy tells nobody what he could not fetch himself. An address with a query may be a signed one; s3:// is read with
+    somebody's keys.
     """
     parts = urlsplit(source.uri)
-    plain = parts.scheme in ("https", "http") and not parts.query and parts.username is None
-    return plain and source.credentials == "ambient" and not same_origin(parts, store.endpoint)
+    web = parts.scheme in ("https", "http")
+    far = (
+        not same_origin(parts, store.endpoint)
+        if web
+        else parts.scheme == "s3" and source.endpoint.rstrip("/") != store.endpoint.rstrip("/")
+    )
+    open_to_all = web and not parts.query and parts.username is None and source.credentials == "ambient"
+    return far and asked != "Never" and (asked == "Always" or open_to_all)
 
 
-def keep(records: Records, source: Source, store: StoreRef, fetched: Fetched, progress: Progress) -> str | None:
-    """Copy the set into the store, where that is allowed and it is not there: a note that says so, else None.
+def keep(
+    records: Records, source: Source, store: StoreRef, fetched: Fetched, progress: Progress, asked: CopyToStore = "Auto"
+) -> str | None:
+    """Copy the set into the store, where that is asked for and it is not there: a note that says so, else None.
 
     Raises TransientFault of a store that does not answer; done again, it goes on where it ended.
     """
-    if not is_open(source, store):
+    if not is_copied(source, store, asked):
         if _is_folder(source):
             try:
                 records.list_dataset(fetched.digest, fetched.files)
@@ -63,19 +75,21 @@ def fetch_validation(
     allow_file: bool,
     progress: Progress,
     choose: Choose | None = None,
+    asked: CopyToStore = "Auto",
 ) -> Fetched:
     """The set from the store where a copy of it stands, else from its source, with a line in the log. `digest`: what is expected; None: unknown.
 
     With `choose`, of a folder of pictures whose files prepare listed only those that it names, and all that are no pictures.
     A copy that is missing or damaged is made anew. Raises EngineFleetError as fetch_source does, and that of a store that does not answer.
     """
+    copied = is_copied(source, store, asked)
     if (
         digest is not None
         and choose is not None
-        and (chosen := _chosen(records, source, store, digest, folder, choose, progress)) is not None
+        and (chosen := _chosen(records, source, copied, digest, folder, choose, progress)) is not None
     ):
         return chosen
-    if digest is None or not is_open(source, store):
+    if digest is None or not copied:
         return fetch_source(source, folder, progress=progress, allow_file=allow_file)
     try:
         found, damaged = _copy(records, digest, folder, progress), False
@@ -93,10 +107,9 @@ def fetch_validation(
 
 
 def _chosen(
-    records: Records, source: Source, store: StoreRef, digest: str, folder: Path, choose: Choose, progress: Progress
+    records: Records, source: Source, copied: bool, digest: str, folder: Path, choose: Choose, progress: Progress
 ) -> Fetched | None:
     """None: the whole set is to be fetched. Raises PermanentError `DataSetChanged` when a file at the source is not what the baseline saw."""
-    copied = is_open(source, store)
     if not (copied or _is_folder(source)):
         return None
     try:

@@ -129,11 +129,15 @@ def history_table(rows: Sequence[View]) -> Table:
     return table
 
 
-def report(build: Object, store: Object | None) -> View:
-    """Where the pages of an EngineBuild's verdicts are, and the command that makes one: this program holds no key of the store."""
+def report(build: Object, store: Object | None, endpoint: str = "") -> View:
+    """Where the pages of an EngineBuild's verdicts are, and the command that makes one: this program holds no key of the store.
+
+    `endpoint`: the store's, as the user reaches it; empty: as the cluster does.
+    """
     spec, stored = build["spec"], (store or {}).get("spec", {})
     written = spec["request"].get("store") or {}
-    uri, endpoint = stored.get("uri") or written.get("uri", ""), stored.get("endpoint") or written.get("endpoint", "")
+    uri = stored.get("uri") or written.get("uri", "")
+    endpoint = endpoint or stored.get("endpoint") or written.get("endpoint", "")
     folder = f"{uri.rstrip('/')}/reports/{spec['engineKey']}/{spec['gateKey']}/"
     command = [
         "enginefleet",

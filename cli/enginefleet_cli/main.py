@@ -342,6 +342,7 @@ def logs_command(
 def report_command(
     name: Annotated[str, typer.Argument(metavar="MDEP|ENGINEBUILD", help="A ModelDeployment (its engines that serve) or an EngineBuild.")],
     fetch: Annotated[bool, typer.Option("--open", help="Make the page with the enginefleet command of this machine, and open it.")] = False,
+    endpoint: Annotated[str, typer.Option(help="Of the store, where this machine reaches it by another address than the cluster.")] = "",
     namespace: Namespace = None,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
@@ -362,7 +363,7 @@ def report_command(
     for one in chosen:
         owner = cluster.find(MODEL_DEPLOYMENTS, one["spec"]["modelDeployment"])
         store = (owner or {}).get("spec", {}).get("storeRef", {}).get("name", "default")
-        found.append(lists.report(one, cluster.find(ENGINE_STORES, store)))
+        found.append(lists.report(one, cluster.find(ENGINE_STORES, store), endpoint))
     if not fetch:
         show(output, found, *(lists.report_text(one) for one in found))
         return

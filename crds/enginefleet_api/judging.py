@@ -138,6 +138,8 @@ class Validation(Contract):
     digest: Digest | None = None
     """Tree digest that the data set must have; absent: what is found first is pinned in status.resolved."""
     credentials_secret_ref: LocalRef | None = None
+    copy_to_store: Literal["Auto", "Always", "Never"] = "Auto"
+    """Whether builds read a copy in the store. Auto: of what anybody may fetch. Always: also of data behind a Secret, which the store's readers see then."""
     task: Literal["classification", "detection", "segmentation", "outputs"] = "classification"
     """`outputs` needs no labels: it compares the outputs with those of FP32."""
     metric: Literal["top1", "top5", "map50", "map50_95", "miou", "cosine", "max_abs_error", "python"] = "top1"

@@ -1,4 +1,4 @@
-"""Validation sets from the web are copied into the store, and engines are judged from the copy; what is not everybody's stays where it is."""
+"""Validation sets from the web are copied into the store, and engines are judged from the copy; others only where the spec asks for it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import pytest
 from enginefleet_api.documents import Answer
 from enginefleet_api.errors import PermanentError, TransientFault
 from enginefleet_api.identity import tree_digest
-from enginefleet_api.jobs import BuildReport, BuildRequest, PrepareReport, Source, StoreRef
+from enginefleet_api.jobs import BuildReport, PrepareReport, Source, StoreRef
 from enginefleet_api.resources import OnDevice, Preprocessing, Validation
 from enginefleet_builder import copies
 from enginefleet_builder.build.job import build, judge
+from enginefleet_builder.copies import CopyToStore
 from enginefleet_builder.gate import latency, score
 from enginefleet_builder.gate.datasets import files_of, open_dataset
 from enginefleet_builder.gate.preprocessing import Preprocessor
@@ -55,22 +56,25 @@ class Site:
     def copied(self) -> list[str]:
         return list(self.place.open().list("datasets/"))
 
-    def prepare(self, source: Source | None = None) -> PrepareReport:
+    def prepare(self, source: Source | None = None, asked: CopyToStore = "Auto") -> PrepareReport:
         source = source or page(self.web, NAME)
         progress = Progress()
         request = self.bench.prepare_request(store=self.place.ref, model=self.model, calibration=None, calibration_source=None)
-        report = prepare(request.model_copy(update={"validation_source": source}), progress)
+        validation = self.bench.gate().model_copy(update={"copy_to_store": asked})
+        report = prepare(request.model_copy(update={"validation": validation, "validation_source": source}), progress)
         self.log = list(progress.log_tail)
         return report
 
-    def request(self, prepared: PrepareReport) -> BuildRequest:
-        return self.bench.build_request(prepared, store=self.place.ref, validation_source=page(self.web, NAME))
-
-    def build(self, prepared: PrepareReport, *, again: bool = False) -> BuildReport:
+    def build(
+        self, prepared: PrepareReport, *, again: bool = False, source: Source | None = None, asked: CopyToStore = "Auto"
+    ) -> BuildReport:
         """Its lines are in `log`, what it asked the web for in `web.asked`."""
         self.web.asked.clear()
         progress = Progress()
-        report = (judge if again else build)(self.request(prepared), progress, Undisturbed())
+        validation = self.bench.gate().model_copy(update={"copy_to_store": asked})
+        changes = {"validation": validation, "validation_source": source or page(self.web, NAME)}
+        request = self.bench.build_request(prepared, store=self.place.ref, **changes)
+        report = (judge if again else build)(request, progress, Undisturbed())
         self.log = list(progress.log_tail)
         return report
 
@@ -151,28 +155,50 @@ def test_a_source_that_changed_is_not_judged_with_and_not_copied(site: Site, s3:
     assert site.copied() == [layout.dataset(prepared.validation, "validation.npz")]
 
 
-def test_data_with_a_secret_of_its_own_is_not_copied(site: Site) -> None:
-    prepared = site.prepare(page(site.web, NAME).model_copy(update={"credentials": "validation"}))
+@pytest.mark.parametrize(("asked", "copied"), [("Auto", False), ("Always", True), ("Never", False)])
+def test_data_with_a_secret_of_its_own_is_copied_only_where_the_spec_asks_for_it(site: Site, asked: CopyToStore, copied: bool) -> None:
+    private = page(site.web, NAME).model_copy(update={"credentials": "validation"})
+    prepared = site.prepare(private, asked)
     assert prepared.validation is not None
-    assert site.copied() == []
+    file = layout.dataset(prepared.validation, "validation.npz")
+    assert site.copied() == ([file, layout.dataset_manifest(prepared.validation)] if copied else [])
+    assert site.build(prepared, source=private, asked=asked).answer is Answer.PASS
+    assert site.web.asked == ([] if copied else [NAME])
+
+
+def test_who_asks_for_copies_after_the_model_was_prepared_gets_them_with_the_next_build(site: Site) -> None:
+    private = page(site.web, NAME).model_copy(update={"credentials": "validation"})
+    prepared = site.prepare(private)
+    asked: list[list[str]] = []
+    for choice in ("Always", "Always", "Never"):
+        assert site.build(prepared, again=bool(asked), source=private, asked=choice).answer is Answer.PASS
+        asked.append(list(site.web.asked))
+    assert asked == [[NAME], [], [NAME]]
+
+
+HOME = "https://store.example"
+AWAY: dict[str, str] = {"endpoint": "https://other.example"}
 
 
 @pytest.mark.parametrize(
-    ("source", "expected"),
+    ("source", "auto", "always"),
     [
-        ({"uri": "https://data.example/set.npz"}, True),
-        ({"uri": "https://data.example/set.npz", "credentials": "validation"}, False),
-        ({"uri": "https://data.example/set.npz?X-Amz-Signature=1"}, False),
-        ({"uri": "https://store.example/engines/set.npz"}, False),
-        ({"uri": "s3://data/set/", "credentials": "store"}, False),
-        ({"uri": "s3://data/set/", "credentials": "validation"}, False),
-        ({"uri": "s3://data/set/", "credentials": "ambient"}, False),
-        ({"uri": "file:///data/set/"}, False),
+        ({"uri": "https://data.example/set.npz"}, True, True),
+        ({"uri": "https://data.example/set.npz", "credentials": "validation"}, False, True),
+        ({"uri": "https://data.example/set.npz?X-Amz-Signature=1"}, False, True),
+        ({"uri": f"{HOME}/engines/set.npz"}, False, False),
+        ({"uri": "s3://data/set/", "credentials": "store", "endpoint": HOME}, False, False),
+        ({"uri": "s3://data/set/", "credentials": "validation", "endpoint": f"{HOME}/"}, False, False),
+        ({"uri": "s3://data/set/", "credentials": "validation"} | AWAY, False, True),
+        ({"uri": "s3://data/set/", "credentials": "ambient"} | AWAY, False, True),
+        ({"uri": "file:///data/set/"}, False, False),
     ],
 )
-def test_only_what_anybody_may_fetch_from_elsewhere_is_copied(source: dict[str, str], expected: bool) -> None:
-    store = StoreRef(uri="s3://engines/", endpoint="https://store.example")
-    assert expected == copies.is_open(Source.model_validate(source), store)
+def test_only_what_is_elsewhere_is_copied_and_by_itself_only_what_anybody_may_fetch(
+    source: dict[str, str], auto: bool, always: bool
+) -> None:
+    store, given = StoreRef(uri="s3://engines/", endpoint=HOME), Source.model_validate(source)
+    assert (auto, always, False) == tuple(copies.is_copied(given, store, asked) for asked in ("Auto", "Always", "Never"))
 
 
 def test_a_set_beyond_the_limit_or_one_that_the_store_refuses_stays_where_it_is(

@@ -109,7 +109,15 @@ def _dataset(work: Work, baseline: Baseline | None, folder: Path) -> Dataset | N
         return files_of(dataset, score.device_indices(validation, dataset, baseline), validation.task)
 
     fetched = copies.fetch_validation(
-        work.records, request.validation_source, request.store, digest, folder, allow_file=allow_file, progress=work.progress, choose=choose
+        work.records,
+        request.validation_source,
+        request.store,
+        digest,
+        folder,
+        allow_file=allow_file,
+        progress=work.progress,
+        choose=choose,
+        asked=validation.copy_to_store,
     )
     work.moved["validation"] = sum(entry.size for entry in fetched.files)
     if baseline is not None and baseline.validation != fetched.digest:

@@ -60,7 +60,8 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
         fresh |= made
         # last: who is refused leaves no copy behind
         if baseline is not None and given.validation is not None and request.validation_source is not None:
-            note = copies.keep(records, request.validation_source, request.store, given.validation.fetched, progress)
+            asked = request.validation.copy_to_store if request.validation is not None else "Auto"
+            note = copies.keep(records, request.validation_source, request.store, given.validation.fetched, progress, asked)
             notes += [note] if note else []
             fresh |= note is not None
         advice = _advice(given, baseline)

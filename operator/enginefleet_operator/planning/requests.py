@@ -182,6 +182,8 @@ def inputs_key(spec: ModelDeploymentSpec, store: EngineStoreSpec, refresh: str) 
     request["variants"] = [variant.to_json_dict() for variant in (*every, *first)]
     for field in ("store", "holder", "name", "timeoutSeconds", "targets", "batchSizes"):
         request.pop(field, None)
+    # where builds read the set from changes nothing of what is prepared
+    (request.get("validation") or {}).pop("copyToStore", None)
     return key_of("inputs", 1, {"request": request, "store": store.uri, "refresh": refresh, "recipe": PREPARE_RECIPE}, {"refresh": ""})[:32]
 
 

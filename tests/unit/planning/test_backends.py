@@ -149,6 +149,17 @@ def test_every_class_gets_its_engine_whatever_the_order_of_targets() -> None:
         assert s.status.engines == "3/3"
 
 
+@pytest.mark.parametrize("asked", ["Always", "Never"])
+def test_where_builds_read_the_validation_set_from_changes_nothing_that_stands(asked: str) -> None:
+    before, _ = play(fleet(CPU))
+    spec = before.spec
+    assert spec.validation is not None
+    changed = spec.model_copy(update={"validation": spec.validation.model_copy(update={"copy_to_store": asked})})
+    after, jobs = play(replace(before, spec=changed, generation=2))
+    assert jobs == []
+    assert ([b.name for b in after.builds], after.status.engines) == ([b.name for b in before.builds], "1/1")
+
+
 def test_a_class_that_is_probed_later_adds_its_flavour_and_leaves_the_rest_alone() -> None:
     s, jobs = play(fleet(CPU, unknown("ada")))
     assert jobs == [["fp32"]]
