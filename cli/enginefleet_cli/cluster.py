@@ -28,7 +28,7 @@ TIMEOUT = (10.0, 60.0)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind: what people call it, and its place below the server's address."""
+    """One kind: what people call it, and its place below the server's address. An empty namespace is all of them."""
 
     name: str
     prefix: str
@@ -36,7 +36,7 @@ class Kind:
     namespaced: bool = True
 
     def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
-        inside = ["namespaces", namespace] if self.namespaced else []
+        inside = ["namespaces", namespace] if self.namespaced and namespace else []
         return "/" + "/".join(part for part in (self.prefix, *inside, self.plural, name, subresource) if part)
 
 
@@ -51,7 +51,7 @@ CONTROLLER_REVISIONS = Kind("ControllerRevision", "apis/apps/v1", "controllerrev
 
 
 class Cluster:
-    """One context of a kubeconfig. `namespace`: the one that was asked for, else the context's, else default."""
+    """One context of a kubeconfig. `namespace`: the one that was asked for, else the context's, else default; empty: all, for lists."""
 
     def __init__(self, api: client.ApiClient, namespace: str) -> None:
         self._api = api
@@ -74,6 +74,14 @@ class Cluster:
     @property
     def server(self) -> str:
         return str(self._api.configuration.host)
+
+    @property
+    def place(self) -> str:
+        """Where objects are looked for, for people."""
+        return f"in namespace {self.namespace}" if self.namespace else "in any namespace"
+
+    def everywhere(self) -> Cluster:
+        return Cluster(self._api, "")
 
     # ---- objects
 
@@ -175,7 +183,7 @@ def refusal(code: int, body: bytes | None, kind: Kind, name: str, namespace: str
         status = {}
     said = str(status.get("message") or "") if isinstance(status, dict) else ""
     details = status.get("details") or {} if isinstance(status, dict) else {}
-    where = f" in namespace {namespace}" if kind.namespaced else ""
+    where = (f" in namespace {namespace}" if namespace else " in all namespaces") if kind.namespaced else ""
     if code == 404 and kind.prefix.startswith(f"apis/{GROUP}") and details.get("name", "") != name:
         return NotFound(
             "NotInstalled", f"The cluster {server} does not know {kind.plural}.{GROUP}.", "Install its CRDs: kubectl apply -f crds/"

@@ -62,7 +62,11 @@ def engines_table(rows: Sequence[View]) -> Table:
 
 
 def history(mdep: Object, kept: Sequence[Object], now: float) -> list[View]:
-    """Releases by class, the newest first. `kept`: ControllerRevisions of the ModelDeployment, one for each engine of a release."""
+    """Releases by class, the newest first. `kept`: ControllerRevisions with the ModelDeployment's label.
+
+    The operator keeps one for each engine of a release; those that the DaemonSet controller makes for itself name no EngineBuild.
+    """
+    kept = [r for r in kept if labels_of(r).get(labels.ENGINE_BUILD)]
     rows: list[View] = []
     for one in mdep.get("status", {}).get("classes", ()):
         rollout = one.get("rollout", {})

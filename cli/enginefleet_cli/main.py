@@ -50,10 +50,14 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help=__doc__,
+    help="""See where models, engines and nodes of EngineFleet stand, and ask its operator to act.
+
+    Exit codes: 0 done and ready, 1 not ready or failed, 2 usage, 3 not found, 4 no access.
+    """,
 )
 
 Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Namespace; by default the context's.")]
+Everywhere = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of all namespaces.")]
 Context = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig.")]
 Kubeconfig = Annotated[str | None, typer.Option("--kubeconfig", help="Path of a kubeconfig; by default $KUBECONFIG or ~/.kube/config.")]
 Output = Annotated[Format, typer.Option("--output", "-o", help="text, json or yaml.")]
@@ -88,6 +92,19 @@ def _may_see(look: Callable[[], list[Object]]) -> list[Object]:
         return []
 
 
+def _is_of(pod: Object, mdep: Object) -> bool:
+    theirs, owner = pod["metadata"], mdep["metadata"]
+    return (theirs["namespace"], labels_of(pod).get(labels.MODEL_DEPLOYMENT)) == (owner["namespace"], owner["name"])
+
+
+def _connect(kubeconfig: str | None, context: str | None, namespace: str | None, name: str | None, everywhere: bool) -> Cluster:
+    """What --all-namespaces asks of, which goes with neither a name nor a namespace."""
+    if everywhere and (name or namespace):
+        raise Usage("Usage", "--all-namespaces goes with neither a name nor --namespace.", "Leave one of them out.")
+    cluster = Cluster.connect(kubeconfig, context, namespace)
+    return cluster.everywhere() if everywhere else cluster
+
+
 def _of(name: str, **more: str) -> str:
     return ",".join(f"{k}={v}" for k, v in {labels.MODEL_DEPLOYMENT: name, **more}.items())
 
@@ -96,22 +113,20 @@ def _of(name: str, **more: str) -> str:
 def status_command(
     name: Annotated[str | None, typer.Argument(help="Name of a ModelDeployment; without one all of the namespace.")] = None,
     namespace: Namespace = None,
+    everywhere: Everywhere = False,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
     output: Output = Format.TEXT,
 ) -> None:
     """Where models stand: revision, classes, fingerprints, nodes. Exit code 1 when one is not ready."""
-    cluster = Cluster.connect(kubeconfig, context, namespace)
+    cluster = _connect(kubeconfig, context, namespace, name, everywhere)
     found = [cluster.get(MODEL_DEPLOYMENTS, name)] if name else cluster.list(MODEL_DEPLOYMENTS)
     if not found:
-        raise NotFound("NotFound", f"There is no ModelDeployment in namespace {cluster.namespace}.", "Name another namespace with -n.")
+        raise NotFound("NotFound", f"There is no ModelDeployment {cluster.place}.", "Name another namespace with -n, or all with -A.")
     nodes = _may_see(lambda: cluster.list(NODES))
     pods = _may_see(lambda: cluster.list(PODS, f"{labels.ROLE}=serve"))
     now = time.time()
-    seen = [
-        status.view(one, nodes, [p for p in pods if labels_of(p).get(labels.MODEL_DEPLOYMENT) == one["metadata"]["name"]], now)
-        for one in found
-    ]
+    seen = [status.view(one, nodes, [p for p in pods if _is_of(p, one)], now) for one in found]
     show(output, seen[0] if name else seen, *map(status.tree, seen))
     raise typer.Exit(status.exit_code(seen))
 
@@ -126,7 +141,7 @@ def explain_command(
     kubeconfig: Kubeconfig = None,
     output: Output = Format.TEXT,
 ) -> None:
-    """Why it is as it is: conditions with since and next, fingerprint and facts, the release and what is waited for."""
+    """Why a model or a node is as it is: conditions, facts, what is waited for."""
     cluster = Cluster.connect(kubeconfig, context, namespace)
     kind, _, name = what.rpartition("/")
     if kind not in ("", "mdep", "modeldeployment", "node", "no"):
@@ -141,6 +156,8 @@ def explain_command(
     if kind in ("mdep", "modeldeployment"):
         cluster.get(MODEL_DEPLOYMENTS, name)
     machine = cluster.find(NODES, name)
+    # a node serves models of every namespace: of all that one may see
+    wide = cluster if namespace else cluster.everywhere()
     if machine is None:
         raise NotFound(
             "NotFound",
@@ -151,8 +168,8 @@ def explain_command(
         machine,
         cluster.find(NODE_FINGERPRINTS, name),
         _may_see(lambda: cluster.list(HARDWARE_CLASSES)),
-        cluster.list(MODEL_DEPLOYMENTS),
-        _may_see(lambda: cluster.list(PODS, f"{labels.ROLE}=serve")),
+        _may_see(lambda: wide.list(MODEL_DEPLOYMENTS)),
+        _may_see(lambda: wide.list(PODS, f"{labels.ROLE}=serve")),
         now,
     )
     show(output, seen, explain.node_tree(seen))
@@ -273,10 +290,10 @@ def _register(act: str, help: str) -> None:
 
 
 for _name, _help in {
-    "retry": "Try again what failed for good or was refused: a build, a release, the probe of a class.",
-    "refresh": "Look anew at what the model's and the data sets' addresses hold.",
-    "promote": "No canary and no steps any more for the release that is rolled out.",
-    "abort": "Back to the release before. The spec is not touched.",
+    "retry": "Try again what failed or was refused: a build, a release, a probe.",
+    "refresh": "Look anew at what the addresses of model and data hold.",
+    "promote": "Roll out to all nodes now: no canary and no steps any more.",
+    "abort": "Back to the release before; the spec is not touched.",
     "approve": "Go on with what waits for an approval.",
 }.items():
     _register(_name, _help)
@@ -289,7 +306,7 @@ for _name, _help in {
 def history_command(
     name: Name, namespace: Namespace = None, context: Context = None, kubeconfig: Kubeconfig = None, output: Output = Format.TEXT
 ) -> None:
-    """Releases of a model, by class, and which of them a rollback can go to."""
+    """Releases of a model, and which of them a rollback can go to."""
     cluster = Cluster.connect(kubeconfig, context, namespace)
     mdep = cluster.get(MODEL_DEPLOYMENTS, name)
     rows = lists.history(mdep, cluster.list(CONTROLLER_REVISIONS, _of(name)), time.time())
@@ -300,16 +317,17 @@ def history_command(
 def engines_command(
     name: Annotated[str | None, typer.Argument(help="Name of a ModelDeployment; without one all of the namespace.")] = None,
     namespace: Namespace = None,
+    everywhere: Everywhere = False,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
     output: Output = Format.TEXT,
 ) -> None:
-    """EngineBuilds: fingerprint, key, blob, verdict, what was measured."""
-    cluster = Cluster.connect(kubeconfig, context, namespace)
+    """EngineBuilds: fingerprint, keys, verdict, what was measured."""
+    cluster = _connect(kubeconfig, context, namespace, name, everywhere)
     if name:
         cluster.get(MODEL_DEPLOYMENTS, name)
     rows = lists.engines([b for b in cluster.list(ENGINE_BUILDS) if name in (None, b["spec"]["modelDeployment"])], time.time())
-    show(output, rows, lists.engines_table(rows) if rows else f"There is no EngineBuild in namespace {cluster.namespace}.")
+    show(output, rows, lists.engines_table(rows) if rows else f"There is no EngineBuild {cluster.place}.")
 
 
 @app.command("logs")
@@ -321,7 +339,7 @@ def logs_command(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Progress of the build, or of the prepare Job before it, from the log of its pod."""
+    """The log of the Job that builds or prepares, while it runs."""
     cluster = Cluster.connect(kubeconfig, context, namespace)
     build = cluster.find(ENGINE_BUILDS, name)
     model = build["spec"]["modelDeployment"] if build is not None else name
@@ -348,7 +366,10 @@ def report_command(
     kubeconfig: Kubeconfig = None,
     output: Output = Format.TEXT,
 ) -> None:
-    """Where the pages that explain the verdicts are, and how to have one. They are in the store, which the API server cannot show."""
+    """Where the pages that explain verdicts are; --open shows them.
+
+    They are in the store, which the API server cannot show.
+    """
     cluster = Cluster.connect(kubeconfig, context, namespace)
     build = cluster.find(ENGINE_BUILDS, name)
     if build is not None:

@@ -247,22 +247,26 @@ def tree(seen: View) -> Tree:
     if seen["prepare"]:
         root.add("the model is prepared: " + escape("; ".join(seen["prepare"])))
     for one in seen["classes"]:
-        branch = root.add(f"[bold]{escape(one['class'])}[/]  {one['nodes']} nodes" + ("  [cyan]new[/]" if one["new"] else ""))
+        branch = root.add(f"[bold]{escape(one['class'])}[/]  {_nodes(one['nodes'])}" + ("  [cyan]new[/]" if one["new"] else ""))
         if one["problem"]:
             branch.add(f"[yellow]{escape(one['problem'])}[/]")
         if one.get("unknownNodes"):
-            branch.add(f"[yellow]{one['unknownNodes']} nodes whose fingerprint is not known yet[/]")
+            branch.add(f"[yellow]{_nodes(one['unknownNodes'])} whose fingerprint is not known yet[/]")
         for f in one["fingerprints"]:
-            leaf = branch.add(f"{escape(f['id'])}  {f['nodes']} nodes  {WORDS[f['what']]}\n[dim]{escape(f['summary'])}[/]")
+            leaf = branch.add(f"{escape(f['id'])}  {_nodes(f['nodes'])}  {WORDS[f['what']]}\n[dim]{escape(f['summary'])}[/]")
             for v in f["variants"]:
                 key = f" {short(v['engineKey'])}" if v["engineKey"] else ""
                 leaf.add(f"{escape(v['variant'])}{key}: {escape(v['message'])}")
     for name in seen["removedClasses"]:
         root.add(f"[yellow]{escape(name)} is no target any more: its pods are removed[/]")
     if seen["moves"]:
-        root.add(f"{seen['nodesToMove']} nodes move, in the steps of spec.rollout: {escape('; '.join(seen['moves']))}")
+        root.add(f"{_nodes(seen['nodesToMove'])} to move, in the steps of spec.rollout: {escape('; '.join(seen['moves']))}")
     else:
         root.add("[green]No node moves.[/]")
     if seen["paused"]:
         root.add("[yellow]spec.paused is true: nothing of it happens before that changes.[/]")
     return root
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node" if count == 1 else f"{count} nodes"

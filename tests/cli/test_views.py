@@ -205,10 +205,13 @@ def test_engines_and_reports_name_keys_and_the_command() -> None:
 
 
 def test_history_says_which_release_a_rollback_can_go_to() -> None:
-    have = {labels.HARDWARE_CLASS: "cpu", labels.RELEASE: "aaaaaaaaaa-eeeeeeee", labels.FINGERPRINT: FP}
-    kept = {"metadata": {"name": "m-rev", "labels": have, "annotations": {labels.BLOB: BLOB}, "creationTimestamp": "2027-01-15T07:00:00Z"}}
-    rows = lists.history(mdep(), [kept], NOW)
+    have = {labels.HARDWARE_CLASS: "cpu", labels.RELEASE: "aaaaaaaaaa-eeeeeeee"}
+    own = have | {labels.FINGERPRINT: FP, labels.ENGINE_BUILD: "m-1"}
+    kept = {"metadata": {"name": "m-rev", "labels": own, "annotations": {labels.BLOB: BLOB}, "creationTimestamp": "2027-01-15T07:00:00Z"}}
+    of_the_daemonset_controller = {"metadata": {"name": "m-rev-1", "labels": have}}
+    rows = lists.history(mdep(), [kept, of_the_daemonset_controller], NOW)
     assert [("bbbbbbbbbb", "rolling out", False), ("aaaaaaaaaa", "stable", True)] == [(r["release"], r["state"], r["kept"]) for r in rows]
+    assert [len(r["engines"]) for r in rows] == [0, 1]
 
 
 @pytest.mark.parametrize(

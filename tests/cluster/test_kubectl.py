@@ -44,7 +44,7 @@ class Plugin:
     def __call__(self, *words: str, input: str = "", kubeconfig: Path | None = None, env: Mapping[str, str] | None = None) -> Answer:
         path = f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}"
         done = subprocess.run(
-            [str(tool("kubectl")), "enginefleet", words[0], "-n", self.site.namespace, *words[1:]],
+            [str(tool("kubectl")), "enginefleet", words[0], *([] if "-A" in words else ["-n", self.site.namespace]), *words[1:]],
             env=os.environ | {"PATH": path, "KUBECONFIG": str(kubeconfig or self.kubeconfig), "COLUMNS": "200"} | dict(env or {}),
             cwd=self.folder,
             input=input,
@@ -81,6 +81,8 @@ def test_status_shows_the_tree_down_to_nodes_and_tells_scripts_whether_all_is_re
         ("node-a2", "ready", True),
     }
     assert yaml.safe_load(ask("status", "-o", "yaml").out) == [seen]
+    assert seen in ask("status", "-A", "-o", "json").json()
+    assert ask("status", "digits", "-A").code == 2
 
 
 def test_explain_tells_of_a_model_and_of_a_node_why_it_is_as_it_is(ask: Plugin) -> None:
@@ -97,8 +99,10 @@ def test_engines_and_history_name_what_was_built_and_what_a_rollback_can_go_to(a
     [row] = ask("engines", "digits", "-o", "json").json()
     assert (row["name"], row["verdict"], row["engineKey"]) == (build["metadata"]["name"], "Passed", build["spec"]["engineKey"])
     assert "Passed" in ask("engines").out
+    assert row["name"] in {one["name"] for one in ask("engines", "-A", "-o", "json").json()}
     [release] = ask("history", "digits", "-o", "json").json()
     assert (release["state"], release["kept"]) == ("stable", True)
+    assert [e["engineBuild"] for e in release["engines"]] == [row["name"]]
     assert release["release"] in ask("history", "digits").out
 
 
@@ -146,7 +150,7 @@ def test_plan_tells_what_a_manifest_would_do_and_writes_nothing(ask: Plugin) -> 
     other = plan(site.mdep(precision="fp16"))
     assert other.code == 0, other.err
     assert "changes spec.precision" in other.out
-    assert "2 nodes move" in other.out
+    assert "2 nodes to move" in other.out
     file = ask.folder / "new.yaml"
     file.write_text(yaml.safe_dump_all([site.hwc(), site.mdep("another")]))
     new = ask("plan", "-f", str(file))
