@@ -114,7 +114,9 @@ def test_a_release_that_is_right_replaces_it_node_by_node(fleet: Fleet, served: 
     fleet.wait("the second release serves", done, LATER)
     assert min(least) >= 1
     assert everywhere(site, standing(site)["release"])
-    assert standing(site)["history"] == [standing(site)["release"], good]
+    fleet.wait(
+        "it has been ready for long enough to go back to", lambda: standing(site)["history"] == [standing(site)["release"], good], 30
+    )
     assert "refused" not in standing(site)
 
 

@@ -57,6 +57,10 @@ class NodeState:
     """Why the pod of its target would not run there; what serves there stays."""
 
 
+PROBATION = 10.0
+"""Seconds for which all nodes must have been ready before a release is one to go back to: a server that ends at once was ready for a moment."""
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """spec.rollout with what the time and people's annotations make of it."""
@@ -132,7 +136,12 @@ def advance(
     if stepped.failure and goes_back and not settled and any(node.stable for node in nodes if node.current == node.target):
         return Course(stepped, (), tuple(others), given_up=True)
     if release and not policy.back and complete(nodes):
-        return Course(stepped, stepped.flips, (release, *others)[:keep])
+        proven_at = max(node.ready_since for node in nodes if classify(node) is State.READY) + PROBATION
+        # where there is nothing to go back to there is nothing to wait for either
+        if settled or not others or (stepped.stage == "done" and now >= proven_at):
+            return Course(stepped, stepped.flips, (release, *others)[:keep])
+        if stepped.stage == "done":
+            stepped = replace(stepped, wake_at=proven_at)
     return Course(stepped, stepped.flips, tuple(history))
 
 
@@ -270,7 +279,7 @@ def _stage(updated: Sequence[NodeState], movable: Sequence[NodeState], policy: P
         if missing:
             text = f"canary: {len(canaries) - len(missing)} of {len(canaries)} nodes are ready"
             return _Stage("canary", [node for node in missing if not _moved(node)], text)
-        if now < soaked and movable:
+        if now < soaked:
             return _Stage("canary", held=f"canary: {len(canaries)} nodes are ready and soak", wake_at=soaked)
     settled = sum(classify(node) in (State.READY, State.FAILED) for node in updated)
     steps = [] if policy.promoted or policy.back else [share for share in policy.steps if share != "100%"]

@@ -10,6 +10,7 @@ import pytest
 from enginefleet_api import labels
 from enginefleet_operator.planning.decide import decide
 from enginefleet_operator.planning.model import Delete, KeepRevision, LabelNode, RestoreWorkload, Snapshot, StartBuild, StartPrepare
+from enginefleet_operator.planning.rollout import PROBATION
 
 from . import worlds as w
 from .test_decide import condition
@@ -36,7 +37,7 @@ def standing(s: Snapshot) -> Any:
 
 
 def played(s: Snapshot, bad: frozenset[str] = frozenset(), now: float = w.NOW, rounds: int = 60) -> Snapshot:
-    """Decide, let DaemonSet controller and kubelets follow, until nothing moves. Pods of releases in `bad` fail."""
+    """Decide, let DaemonSet controller and kubelets follow, until nothing moves and has not for a while. Pods of releases in `bad` fail."""
     for _ in range(rounds):
         plan = decide(s, now)
         after = w.follow(w.apply(s, plan)) if plan.actions or plan.status is not None else w.follow(s)
@@ -50,7 +51,10 @@ def played(s: Snapshot, bad: frozenset[str] = frozenset(), now: float = w.NOW, r
             ),
         )
         if after == s:
-            return s
+            if plan.wake_at is None or plan.wake_at > now + PROBATION:
+                return s
+            # what is ready stays so for a while
+            after = replace(s, pods=tuple(replace(p, since=min(p.since, now - PROBATION)) for p in s.pods))
         s = after
     raise AssertionError("never quiet")
 
@@ -267,6 +271,35 @@ def test_promote_skips_canary_and_steps_of_the_release_at_hand() -> None:
     assert set(releases(s)) == {standing(s).release}
     later = played(changed(s, image="triton:3", rollout={"canary": {"count": 1, "soak": "1h"}}))
     assert standing(later).step == "canary", "not of the next one"
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_server_that_is_ready_for_a_moment_and_ends_is_rolled_back(nodes: int) -> None:
+    good = first(nodes)
+    stable = standing(good).release
+    s = changed(good, image="triton:2")
+    for _ in range(40):
+        plan = decide(s, w.NOW)
+        s = w.follow(w.apply(s, plan))
+        s = replace(s, pods=tuple(replace(p, since=w.NOW) if p not in good.pods else p for p in s.pods))
+    assert set(releases(s)) == {standing(s).release} != {stable}
+    assert (standing(s).step, standing(s).stable_release) == ("done", stable)
+    assert decide(s, w.NOW).wake_at == w.NOW + PROBATION
+    new = standing(s).release
+    ended = replace(s, pods=tuple(replace(p, ready=False, trouble=TROUBLE) for p in s.pods))
+    back = played(ended, frozenset({new}), now=w.NOW + 2)
+    assert standing(back).refused is not None
+    assert set(releases(back)) == {stable}
+    assert condition(back, "Stalled")[1] == "RolledBack"
+    # what lasts is what a later one goes back to
+    assert standing(played(s)).stable_release == new
+
+
+def test_a_site_of_one_node_soaks_too() -> None:
+    s = played(changed(first(1), rollout={"canary": {"count": 1, "soak": "1h"}}, image="triton:2"))
+    assert (standing(s).step, decide(s, w.NOW).wake_at) == ("canary", w.NOW + 3600)
+    after = played(s, now=w.NOW + 3600)
+    assert (standing(after).step, standing(after).stable_release) == ("done", standing(after).release)
 
 
 def test_a_soak_ends_by_itself() -> None:
