@@ -1,111 +1,28 @@
 """The side of a user's own metric: `python -m enginefleet_builder.gate.python_child` serves one parent until its standard input ends.
 
-Before the code is run, the process gives up what it could do harm with: a filter of system calls (seccomp, which needs no privileges) refuses
-sockets, new processes, programs and threads, signals and looking into other processes; capabilities are dropped; memory, processor time, files
-and their sizes are limited. Frames as in backends/frames.py: JSON and numbers, nothing is unpickled.
+Before the code is run, the process gives up what it could do harm with (confinement.py): a filter of system calls refuses sockets, new processes,
+programs and threads, signals, looking into other processes, and every change of a file; capabilities are dropped; memory, processor time, open
+files and the log's size are limited. Frames as in backends/frames.py: JSON and numbers, nothing is unpickled.
 
 start {code, memory, seconds}; decode {outputs}; sample {outputs, truth}; keep {number, records}; values {number}.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
-import platform
-import resource
 import traceback
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..backends.frames import serve
 from .arrays import Array
+from .confinement import confine
 
 FILE_NAME = "<validation.python.code>"
 FUNCTIONS = ("decode", "sample", "value")
 MAX_RECORD_BYTES = 1_000_000
-MAX_LOG_BYTES = 1_000_000
-"""What the code prints goes into a file of the parent."""
-SPARE_SECONDS = 60
-
-# ---- confinement ----
-
-_EPERM = 1
-_RETURN_ERRNO, _ALLOW, _KILL = 0x00050000, 0x7FFF0000, 0x80000000
-_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
-_CALLS = {
-    # socket, socketpair, connect; clone, fork, vfork, clone3; execve, execveat; kill, tkill, tgkill; ptrace, process_vm_readv, process_vm_writev,
-    # pidfd_getfd; unshare, setns, mount; keyctl, bpf, io_uring_setup (which opens sockets of its own), open_by_handle_at
-    "x86_64": (
-        0xC000003E,
-        (41, 53, 42, 56, 57, 58, 435, 59, 322, 62, 200, 234, 101, 310, 311, 438, 272, 308, 165, 250, 321, 425, 304),
-    ),
-    "aarch64": (
-        0xC00000B7,
-        (198, 199, 203, 220, 435, 221, 281, 129, 130, 131, 117, 270, 271, 438, 97, 268, 40, 219, 280, 425, 265),
-    ),
-}
-"""Architecture → its number in audit.h, and the refused system calls by number (syscall tables of Linux)."""
-_X32 = 0x40000000
-"""Numbers from here on are the same calls in another guise, on x86-64."""
-_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _FILTER_MODE = 38, 22, 2
-_CAPABILITIES_V3 = 0x20080522
-
-
-class _Instruction(ctypes.Structure):
-    _fields_ = (("code", ctypes.c_ushort), ("jt", ctypes.c_ubyte), ("jf", ctypes.c_ubyte), ("k", ctypes.c_uint))
-
-
-class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.POINTER(_Instruction)))
-
-
-def confine(memory: int, seconds: int) -> None:
-    """Raises OSError where the kernel cannot: code is then not run."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    now = pages * os.sysconf("SC_PAGE_SIZE")
-    limits = {
-        resource.RLIMIT_AS: now + memory,
-        # a backstop: the parent keeps time, and takes only that in which it asks
-        resource.RLIMIT_CPU: seconds + SPARE_SECONDS,
-        resource.RLIMIT_NOFILE: 64,
-        resource.RLIMIT_FSIZE: MAX_LOG_BYTES,
-        resource.RLIMIT_CORE: 0,
-    }
-    for kind, limit in limits.items():
-        hard = resource.getrlimit(kind)[1]
-        least = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        resource.setrlimit(kind, (least, least))
-    libc = ctypes.CDLL(None, use_errno=True)
-    _drop_capabilities(libc)
-    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "privileges cannot be given up")
-    machine = platform.machine()
-    if machine not in _CALLS:
-        raise OSError(0, f"no list of system calls is known for {machine}")
-    architecture, calls = _CALLS[machine]
-    steps = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
-    steps += [(_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, _RETURN_ERRNO | _EPERM)] if machine == "x86_64" else []
-    for call in calls:
-        steps += [(_EQUAL, 0, 1, call), (_RETURN, 0, 0, _RETURN_ERRNO | _EPERM)]
-    steps.append((_RETURN, 0, 0, _ALLOW))
-    array = (_Instruction * len(steps))(*(_Instruction(*step) for step in steps))
-    program = _Program(len(steps), array)
-    if libc.prctl(_PR_SET_SECCOMP, _FILTER_MODE, ctypes.byref(program), 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "system calls cannot be filtered")
-
-
-def _drop_capabilities(libc: Any) -> None:
-    header = (ctypes.c_uint * 2)(_CAPABILITIES_V3, 0)
-    nothing = (ctypes.c_uint * 6)()
-    if libc.capset(ctypes.byref(header), ctypes.byref(nothing)) != 0:
-        raise OSError(ctypes.get_errno(), "capabilities cannot be dropped")
-
-
-# ---- service ----
 
 
 class Failed(Exception):

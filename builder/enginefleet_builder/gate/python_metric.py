@@ -1,4 +1,4 @@
-"""A user's own code, in a process of its own that holds nothing of value: see python_child.py for what it may not do."""
+"""A user's own code, in a process of its own that holds nothing of value: see confinement.py for what it may not do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..io import Progress
 from .arrays import Array, Floats64
 
 CHILD = "enginefleet_builder.gate.python_child"
-HINT = "Correct validation.python.code; it runs with numpy, without network and other processes."
+HINT = "Correct validation.python.code; it runs with numpy, without network and other processes, and cannot change files."
 _PR_SET_DUMPABLE = 4
 
 
