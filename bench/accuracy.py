@@ -1,6 +1,7 @@
 """Accuracy by precision on real networks, through prepare, build and gate as a fleet uses them: docs/benchmarks/accuracy.md and .json.
 
     .venv/bin/python -m bench.accuracy [--only NAME] [--small]
+    .venv/bin/python -m bench.accuracy --render        # write the page again from the .json; nothing is measured
 
 Networks and fonts come from Python packages (requirements/accuracy.lock), installed into the cache folder without what they depend on: only their
 files are read. Data is drawn (bench/drawn.py), or the example's. What was not measured is not written.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import tempfile
 import time
@@ -313,39 +315,54 @@ def table(result: Mapping[str, Any]) -> str:
         "prepare Job for that variant (the FP32 baseline falls to the first), milliseconds the median of batch 1. The machine did other work beside it:",
         "times are for orientation only.",
         "",
+        "INT8 rows, repaired ones too, were made by ONNX Runtime's quantizer, as [decision 0012](../decisions/0012-which-quantizer-for-which-runtime.md)",
+        "says for this flavour, FP16 rows by ModelOpt's AutoCast. FP32 is measured on the whole validation set when a model is prepared; an engine is judged",
+        "on at most 1000 of its samples (the default of `onDevice.maxSamples`), and so is the FP32 that its drop is against. The column counts these.",
+        "",
     ]
     for network in result["networks"]:
         base = network["baseline"]
-        found = f"{base['value']} on {base['samples']} samples" if base else "not measured"
+        found = f"{base['value']} on all {base['samples']} validation samples" if base else "not measured"
         lines += [
             f"## {network['name']}",
             "",
             f"{network['source']}; {network['metric']}; FP32 {found}, {network['calibrationSamples']} calibration samples.",
             "",
-            "| variant | value | interval | drop | interval of the drop | prepare, s | p50, ms | bytes |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- |",
+            "| variant | samples | value | interval | drop | interval of the drop | prepare, s | p50, ms | bytes |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         ]
         for row in network["variants"]:
             if "failure" in row:
-                lines.append(f"| {row['variant']} | {row['failure']} | | | | {row['prepareSeconds']} | | |")
+                lines.append(f"| {row['variant']} | | {row['failure']} | | | | {row['prepareSeconds']} | | |")
                 continue
             spans = (" to ".join(row[key]) for key in ("interval", "dropInterval"))
             value, drop = next(spans), next(spans)
-            lines.append(
-                f"| {row['variant']} | {row['value']} | {value} | {row['drop']} | {drop} | {row['prepareSeconds']} | {row['p50ms']} | {row['bytes']} |"
-            )
+            cells = [_named(row), row["samples"], row["value"], value, row["drop"], drop, row["prepareSeconds"], row["p50ms"], row["bytes"]]
+            lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
         lines += ["", *(f"- {note}" for row in network["variants"] for note in row.get("notes", []) if "repaired" in note), ""]
     made, tools = result["machine"], result["tools"]
-    used = f"ONNX Runtime {tools['onnxruntime']}, ModelOpt {tools['nvidia-modelopt']}"
+    used = f"ONNX Runtime {tools['onnxruntime']} (quantized to INT8, and ran all), ModelOpt {tools['nvidia-modelopt']} (converted to FP16)"
     lines.append(f"Measured on {result['date']}: {made['cpu']}, {made['cores']} cores; {used}.")
     return "\n".join(lines) + "\n"
+
+
+def _named(row: Mapping[str, Any]) -> str:
+    """The variant; of a repair that kept no layer in higher precision, that it did not."""
+    kept = re.search(r"repaired from (\w+): (?:layers kept in higher precision: )?(\d+)", "\n".join(row["notes"]))
+    if kept is None or int(kept[2]):
+        return str(row["variant"])
+    return f"{row['variant']} (repaired nothing: 0 layers, so it is int8-{kept[1]})"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description=__doc__)
     parser.add_argument("--only", action="append", help="names of networks; default: all")
     parser.add_argument("--small", action="store_true", help="an eighth of the samples, and nothing is written")
+    parser.add_argument("--render", action="store_true", help="write the page again from what was measured")
     options = parser.parse_args(argv)
+    if options.render:
+        TABLE.write_text(table(json.loads(RESULT.read_text())))
+        return 0
     done: list[dict[str, Any]] = []
     for network in NETWORKS:
         if options.only and network.name not in options.only:

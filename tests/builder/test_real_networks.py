@@ -6,6 +6,7 @@ What the precisions cost in accuracy stands in docs/benchmarks/accuracy.md (benc
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import onnx
 import pytest
 
-from bench.accuracy import NETWORKS, Network, place, request_for
+from bench.accuracy import NETWORKS, RESULT, TABLE, Network, place, request_for, table
 from enginefleet_api.documents import PreparedManifest
 from enginefleet_api.variants import Variant
 from enginefleet_builder.io import PlainProgress
@@ -81,3 +82,7 @@ def _session(path: Path) -> Any:
     # some FP16 files do not initialize at the highest level
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def test_the_page_on_accuracy_is_what_was_measured() -> None:
+    assert TABLE.read_text() == table(json.loads(RESULT.read_text()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,9 +36,11 @@ FILES: dict[str, Callable[[], bytes]] = {
 SPECS: dict[str, dict[str, Any]] = {
     "repaired": {"model": {"uri": "s3://models/hard/one-layer.onnx"}, "precision": "int8"},
     "fp16": {"model": {"uri": "s3://models/hard/every-layer.onnx"}, "precision": "auto", "auto": {"candidates": ["int8", "fp16"]}},
+    # INT8 loses 0.63 of these 60 and 0.73 of all 1000: without the interval, the 60 would let it pass
     "too few": {
+        "model": {"uri": "s3://models/hard/one-layer.onnx"},
         "precision": "int8",
-        "validation": VALIDATION | {"uri": "s3://models/hard/few.npz", "minSamples": 50, "requiredClasses": ["8"]},
+        "validation": VALIDATION | {"uri": "s3://models/hard/few.npz", "minSamples": 50, "acceptance": {"maxDrop": "0.7"}},
     },
 }
 
@@ -101,18 +104,44 @@ def test_what_nothing_repairs_ends_on_fp16(sites: dict[str, Site]) -> None:
 def test_a_set_that_is_too_small_to_tell_is_inconclusive_and_nothing_else_is_tried(sites: dict[str, Site]) -> None:
     site = sites["too few"]
     found = site.wait_reason("GateInconclusive", "EnginesReady", seconds=200)
-    assert "required class 8 has" in found["message"]
+    assert re.search(
+        r"top1 fell by 0\.6\d+, allowed 0\.7000, but 60 samples leave 0\.7\d+ possible: about \d+ would tell", found["message"]
+    )
     assert site.condition("Stalled")["status"] == "False"
     assert {b["spec"]["variant"] for b in site.builds()} == {"int8-entropy"}
     assert site.workloads() == []
 
 
-@pytest.mark.parametrize(("name", "answers"), [("repaired", ["Fail", "Fail", "Pass"]), ("too few", ["Inconclusive"])])
-def test_each_verdict_is_explained_on_a_page(sites: dict[str, Site], name: str, answers: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "answers"),
+    [
+        ("repaired", {"int8": {"Fail", "Pass"}}),
+        ("fp16", {"int8": {"Fail"}, "fp16": {"Pass"}}),
+        ("too few", {"int8": {"Inconclusive"}}),
+    ],
+)
+def test_each_verdict_is_explained_on_a_page(sites: dict[str, Site], name: str, answers: dict[str, set[str]]) -> None:
     site = sites[name]
-    if name == "repaired":
+    if name == "too few":
+        site.wait_reason("GateInconclusive", "EnginesReady", seconds=200)
+    else:
         site.wait_ready(280)
     found = reports(site)
-    assert sorted({r["answer"] for r in found}) == sorted(set(answers))
-    assert len(pages(site)) == len(found)
-    assert all("top1" in page for page in pages(site))
+    assert {precision: {r["answer"] for r in found if r["precision"] == precision} for precision in answers} == answers
+    assert {r["precision"] for r in found} == set(answers)
+    assert len(found) >= len(site.builds())
+    shown = pages(site)
+    assert len(shown) >= len(found)
+    assert all("top1" in page for page in shown)
+
+
+def test_the_report_says_how_many_samples_would_tell(sites: dict[str, Site]) -> None:
+    site = sites["too few"]
+    site.wait_reason("GateInconclusive", "EnginesReady", seconds=200)
+    # more than one when it was judged again meanwhile: what cannot be told is never final
+    found, shown = reports(site), pages(site)
+    (needed,) = {report["accuracy"]["neededSamples"] for report in found}
+    assert 60 < needed <= 1000
+    assert all(any(f"about {needed} would tell" in reason for reason in report["reasons"]) for report in found)
+    assert shown
+    assert all(f"about {needed} would be needed" in page for page in shown)
