@@ -177,3 +177,23 @@ def test_inspect(tmp_path: Path) -> None:
     assert {"ai.onnx": 17} == described["opsets"]
     assert described["qdqNodes"] == 0
     assert {"names": "a,b,c,d"} == described["metadata"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "severity"),
+    [
+        ({"precisions": ["fp32"]}, ""),
+        ({"precisions": ["int8"], "scales": "dataset"}, "error"),
+        ({"precisions": ["int8"], "scales": "model"}, ""),
+        ({"precisions": ["fp16"]}, "error"),
+        ({"precisions": ["int8", "fp16", "fp32"], "scales": "dataset", "best_effort": True}, "warning"),
+    ],
+)
+def test_a_model_that_is_too_large_to_be_converted_is_told_before_data_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], severity: str
+) -> None:
+    path = save_model(classifier(), tmp_path / "model.onnx")
+    monkeypatch.setattr(models, "CONVERTIBLE_BYTES", 1000)
+    told = [finding for finding in findings(path, **asked) if finding.reason == "ModelTooLarge"]
+    assert [finding.severity for finding in told] == ([severity] if severity else [])
+    assert all(set(finding.precisions) == set(asked["precisions"]) - {"fp32"} for finding in told)

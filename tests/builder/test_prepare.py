@@ -18,8 +18,11 @@ from enginefleet_builder.io import Cancellation, Progress
 from enginefleet_builder.prepare import keys, qdq
 from enginefleet_builder.prepare import model as models
 from enginefleet_builder.prepare.job import prepare
+from examples.mnist.hard_models import hard_model
 from tests.builder.models import classifier, elementwise
 from tests.builder.support import Bench
+
+MNIST = Path(__file__).resolve().parents[2] / "examples" / "mnist"
 
 
 def refusal(bench: Bench, precision: str = "fp32", **changes: Any) -> PermanentError:
@@ -124,6 +127,26 @@ def test_samples_of_another_shape(bench: Bench) -> None:
     error = refusal(bench)
     assert error.reason == "DataSetMismatch"
     assert "shape [3, 8, 8], expected [1, 8, 8]" in error.message
+
+
+def test_labels_that_do_not_fit_the_model_are_told_before_it_is_quantized(bench: Bench) -> None:
+    with np.load(bench.validation) as arrays:
+        given = dict(arrays)
+    np.savez(bench.validation, **(given | {"labels": given["labels"] + 100}))
+    progress = Progress()
+    with pytest.raises(PermanentError) as caught:
+        prepare(bench.prepare_request("int8"), progress)
+    assert caught.value.reason == "DataSetMismatch"
+    assert list(bench.records.store.list("prepared/")) == []
+
+
+def test_a_model_whose_int8_outputs_are_far_off_is_made_and_said_to_be_so(bench: Bench) -> None:
+    bench.give(hard_model("every-layer"))
+    digits = Source(uri=(MNIST / "calibration.npz").as_uri())
+    report = bench.prepare("int8", validation=None, validation_source=None, calibration_source=digits)
+    manifest = bench.records.prepared(report.prepared[0].prepared_key)
+    assert manifest is not None
+    assert [note for note in report.notes if f"smallest cosine {manifest.recipe['cosine']}" in note], (report.notes, manifest.recipe)
 
 
 def test_the_figure_of_the_training_is_reproduced_or_refused(bench: Bench, prepared: PrepareReport) -> None:

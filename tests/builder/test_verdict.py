@@ -104,7 +104,12 @@ TABLE: list[tuple[str, dict[str, Any], Answer, str]] = [
         "cannot be told from a larger one",
     ),
     ("is inconclusive when the interval is unknown", {"accuracy": accuracy(drop_interval=[])}, INCONCLUSIVE, "its interval is unknown"),
-    ("a better engine passes", {"accuracy": accuracy("-0.020000", "-0.010000")}, PASS, "top1 fell by 0.0000"),
+    (
+        "a better engine passes",
+        {"accuracy": accuracy("-0.020000", "0.001000")},
+        PASS,
+        "top1 rose by 0.0200, with 95 % confidence it fell by at most 0.0010, allowed 0.0100",
+    ),
     ("is inconclusive without a validation set", {"accuracy": None}, INCONCLUSIVE, "accuracy was not measured"),
     ("is inconclusive without a baseline", {"accuracy": accuracy(baseline=None)}, INCONCLUSIVE, "there is no FP32 baseline"),
     (

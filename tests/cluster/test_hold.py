@@ -20,9 +20,9 @@ def test_another_runtime_waits_for_approval_while_the_old_one_serves(fleet: Flee
     fleet.wait("the node says that its engine passed", lambda: engines_ready(fleet, "node-a1", site)[1] == "Passed", LATER)
     pods = {p["metadata"]["uid"] for p in site.pods()}
     fleet.apply(site.hwc(image="enginefleet/runtime:ort-1.23", onVersionChange="Hold"))
-    told = site.wait_reason("HeldForApproval", "ServingStale")
-    assert "2 nodes" in told["message"]
-    assert "enginefleet.io/approve" in told["message"]
+    site.wait_reason("HeldForApproval", "ServingStale")
+    stale = fleet.wait("both nodes are observed", lambda: m if "2 nodes" in (m := site.condition("ServingStale")["message"]) else "", 60)
+    assert "enginefleet.io/approve" in stale
     assert site.condition("Ready")["status"] == "True"
     fleet.wait("the node says what it lacks", lambda: engines_ready(fleet, "node-a1", site) == ("False", "Held"), LATER)
     assert len(site.builds()) == 1

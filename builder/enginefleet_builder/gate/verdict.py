@@ -144,13 +144,15 @@ def _drop(
     if fell > allowed:
         shown = f" (baseline {_text(values[0])}, engine {_text(values[1])})" if values else ""
         return FAIL, f"{what} {verb} by {_short(fell)}, {limit}{shown}"
+    better = fell < 0
+    moved = f"{what} {('fell' if rises else 'rose') if better else verb} by {_short(abs(fell))}"
     fell = max(fell, Decimal(0))
     if upper is None:
-        return INCONCLUSIVE, f"{what} {verb} by {_short(fell)}, {limit}, but its interval is unknown: too few of the samples have it"
+        return INCONCLUSIVE, f"{moved}, {limit}, but its interval is unknown: too few of the samples have it"
     if upper <= allowed:
-        return PASS, f"{what} {verb} by {_short(fell)}, with 95 % confidence by at most {_short(max(upper, Decimal(0)))}, {limit}"
+        return PASS, f"{moved}, with 95 % confidence {f'it {verb} ' if better else ''}by at most {_short(max(upper, Decimal(0)))}, {limit}"
     needed = samples_needed(samples, fell, upper, allowed)
-    doubt = f"{what} {verb} by {_short(fell)}, {limit}, but {samples} samples leave {_short(upper)} possible"
+    doubt = f"{moved}, {limit}, but {samples} samples leave {_short(upper)} possible"
     if needed is None:
         return INCONCLUSIVE, f"{doubt}: a drop that is as large as what is allowed cannot be told from a larger one"
     needs.samples.append(needed)

@@ -132,6 +132,17 @@ def scratch_space(subject: Subject) -> Iterator[Finding]:
         yield Finding("error", "DiskFull", message, hint, FailureClass.ENVIRONMENT)
 
 
+def convertible(subject: Subject) -> Iterator[Finding]:
+    """Other precisions than FP32 are made by rewriting the file. With best effort they are left out."""
+    if subject.asked.scales != "model" and (named := [p for p in subject.asked.precisions if p not in ("fp32", "tf32")]):
+        total = model_bytes(subject)
+        if total > models.CONVERTIBLE_BYTES:
+            error = models.too_large_to_convert(total)
+            yield Finding(
+                "warning" if subject.asked.best_effort else "error", error.reason, error.message, error.hint, precisions=tuple(named)
+            )
+
+
 def model_bytes(subject: Subject) -> int:
     """Of the .onnx file and the external data that is there."""
     files = {subject.path.parent / item.location for item in models.external(subject.model) if item.safe}
@@ -628,6 +639,7 @@ def behaviour(subject: Subject) -> Iterator[Finding]:
 CHECKS: Sequence[Callable[[Subject], Iterator[Finding]]] = (
     external_data,
     scratch_space,
+    convertible,
     stored_sizes,
     interface_shapes,
     versions,

@@ -41,8 +41,6 @@ CAST_SAMPLES, SAMPLES = 4, 32
 """Samples that AutoCast sees with all their tensors, and that closeness is measured on."""
 ALIKE = 0.9999
 """Cosine of outputs that should be the same but for rounding."""
-MAX_BYTES = 1_900_000_000
-"""A converted model is one protobuf message, which ends at 2 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +89,8 @@ class Converter:
         if variant.precision in ("fp32", "tf32") or (flavour == "tensorrt-8" and variant.precision == "fp16"):
             return Made(self._as_it_is(flavour, folder))
         size = sum(entry.size for entry in models.model_files(self._path, self._model))
-        if size > MAX_BYTES:
-            raise PermanentError("ModelTooLarge", f"the model has {size} bytes, at most {MAX_BYTES} can be converted.", "Use fp32.")
+        if size > models.CONVERTIBLE_BYTES:
+            raise models.too_large_to_convert(size)
         if variant.precision in ("fp16", "bf16"):
             return self._cast(variant.precision, target)
         if self._feeds is None:

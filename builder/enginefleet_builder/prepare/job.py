@@ -6,6 +6,7 @@ import itertools
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ from . import model as models
 from .convert import Converter, converter, tools
 from .gather import Given, calibrates, gather, scaled
 
+FAR = 0.9
+"""Smallest cosine to the FP32 outputs below which a note says so: what judges is the gate, with the task's own metric."""
+
 
 def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
     """Raises EngineFleetError; see preflight.py, convert.py, baseline.py, gate/datasets.py and sources.py for the reasons."""
@@ -37,7 +41,8 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
     with tempfile.TemporaryDirectory(prefix="prepare-") as folder:
         given, notes = gather(request, Path(folder), progress)
         prepared: list[ResolvedPrepared] = []
-        fresh = False
+        # first: labels that do not fit the model are found before anything is quantized
+        baseline, fresh = _baseline(given, records, progress) if _any_wanted(given) else (None, False)
         dataset = given.calibration.dataset if given.calibration else None
         with converter(given.path, request.calibration, dataset, request.inputs, Path(folder) / "scratch", progress) as one:
             for flavour, variant in itertools.product(request.flavours, request.variants):
@@ -55,9 +60,6 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
                 prepared.append(_resolved(manifest))
                 notes += [note for note in manifest.notes if note not in notes]
                 fresh |= made
-        # where nobody can have anything that is said at once; the baseline comes with what can be had later
-        baseline, made = _baseline(given, records, progress) if prepared else (None, False)
-        fresh |= made
         # last: who is refused leaves no copy behind
         if baseline is not None and given.validation is not None and request.validation_source is not None:
             asked = request.validation.copy_to_store if request.validation is not None else "Auto"
@@ -92,6 +94,11 @@ def _wanted(given: Given, flavour: str, variant: Variant) -> bool:
     targets = [target for target in given.request.targets if flavour_of(target.backend, target.version) == flavour]
     refusing = {name for one in given.refused if not one.variants or variant.id in one.variants for name in one.targets}
     return not targets or any((target.id or target.name) not in refusing for target in targets)
+
+
+def _any_wanted(given: Given) -> bool:
+    """Where nobody can have anything that is said at once; the baseline comes with what can be had later."""
+    return any(_wanted(given, flavour, variant) for flavour, variant in itertools.product(given.request.flavours, given.request.variants))
 
 
 def _resolved(item: PreparedManifest) -> ResolvedPrepared:
@@ -152,12 +159,21 @@ def _prepared(
         recipe=made.recipe,
         spec=_spec(given, variant),
         tools=tools(),
-        notes=made.notes,
+        notes=[*made.notes, *_far(made.recipe)],
     )
     progress("publish prepared model")
     published = records.publish_prepared(manifest, made.file.parent)
     shutil.rmtree(made.file.parent)  # variants of a large model would fill the disk
     return published, True
+
+
+def _far(recipe: Mapping[str, Any]) -> list[str]:
+    """The gate decides; who has no gate is told, and who has one knows before the build."""
+    cosine = recipe.get("cosine")
+    if cosine is None or float(cosine) >= FAR:
+        return []
+    why = "look at the calibration set (is it preprocessed as the model expects?), or exclude nodes"
+    return [f"its outputs are far from those of the model as given (smallest cosine {cosine}): {why}"]
 
 
 def _spec(given: Given, variant: Variant) -> dict[str, Any]:

@@ -49,8 +49,14 @@ _INSIDE = [(4, b"TFL3", "a TensorFlow Lite model"), (4, b"ORTM", "an ONNX Runtim
 MAX_MESSAGE = 2**31 - 1
 """Bytes that one protobuf message may have."""
 MAX_METADATA = 60_000
+CONVERTIBLE_BYTES = 1_900_000_000
+"""Of a model that is converted, external data included: what comes out is one protobuf message, which ends at 2 GiB."""
 MAX_SUBGRAPHS = 16
 """Levels of subgraphs that are followed. Protobuf parsers end at 100 messages, which is 33 levels; exporters write two or three."""
+
+
+def too_large_to_convert(size: int) -> PermanentError:
+    return PermanentError("ModelTooLarge", f"the model has {size} bytes, at most {CONVERTIBLE_BYTES} can be converted.", "Use fp32.")
 
 
 def what_it_is(path: Path) -> str | None:
