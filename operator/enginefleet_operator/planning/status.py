@@ -109,7 +109,18 @@ def _transitions(s: Snapshot, new: ModelDeploymentStatus) -> list[Event]:
         was, now = old.get(one.name), one.rollout
         if was is not None and was.release == now.release and was.step == "canary" != now.step and now.refused is None:
             events.append(Event("CanaryReady", f"{one.name}: the canary nodes of release {now.release} are ready."))
-    return events
+    return events + _approved(s, new)
+
+
+def _approved(s: Snapshot, new: ModelDeploymentStatus) -> list[Event]:
+    """What a token that was just used up did. One that was there from the beginning is of a manifest that was written for something else."""
+    token = new.approve_token
+    if token in ("", s.status.approve_token) or not s.status.observed_generation:
+        return []
+    held = [f"{c.name}: {f.summary or f.id}" for c in s.status.classes for f in c.fingerprints if f.state == "Held"]
+    if not held:
+        return [Event("NothingToApprove", f"nothing is held: {labels.APPROVE} {token} changes nothing.", warning=True)]
+    return [Event("Approved", f"{labels.APPROVE} {token}: {'; '.join(held)}.")]
 
 
 def _conditions(

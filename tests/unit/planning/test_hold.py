@@ -79,6 +79,14 @@ def test_a_token_lets_what_is_held_be_built_and_rolled_out_once() -> None:
     assert [f.state for f in s.status.classes[0].fingerprints] == ["Passed"]
 
 
+def test_events_say_what_a_token_approved_and_when_there_was_nothing() -> None:
+    told = [(e.reason, e.warning) for e in decide(replace(serving(), annotations={labels.APPROVE: "1"}), w.NOW).events]
+    assert told == [("NothingToApprove", True)]
+    held = w.settle(upgraded(serving()))
+    [event] = [e for e in decide(replace(held, annotations={labels.APPROVE: "2"}), w.NOW).events if e.reason == "Approved"]
+    assert event.message.startswith("enginefleet.io/approve 2: cpu: ")
+
+
 def test_a_token_that_was_there_before_the_change_does_not_approve_it() -> None:
     s = w.settle(replace(serving(), annotations={labels.APPROVE: "1"}))
     assert s.status.approve_token == "1"

