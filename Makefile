@@ -32,7 +32,7 @@ demo-fleet: provide ## thirty nodes of four classes: rollouts, a failed one, an 
 	@$(RUN) -m demo.fleet $(ARGS)
 
 test: provide ## all tests, two files at a time; ARGS="tests/unit -k name" for some
-	@$(RUN) -m pytest $(if $(ARGS),$(ARGS),-n 2 --dist loadfile)
+	@$(RUN) -m pytest $(if $(ARGS),$(ARGS),-n 2 --dist loadfile --no-loadscope-reorder)
 
 check: setup ## formatting, lint, types, layers, generated files
 	@$(RUN) -m tools.check $(ARGS)

@@ -398,7 +398,7 @@ class Cluster:
 
     def _start(self, name: str, argv: Sequence[str], *, isolate: bool = False, env: Mapping[str, str] | None = None) -> None:
         # fewer collections of garbage, for some memory: a tenth of the API server's time
-        base = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(self.dir), "GOGC": "800"}
+        base = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(self.dir), "GOGC": "400", "GOMEMLIMIT": "800MiB"}
         self._control.start(name, argv, self.dir / "logs" / f"{name}.log", {**base, **(env or {})}, isolate=isolate)
 
     def _enter(self) -> list[str]:

@@ -7,7 +7,7 @@ import http.client
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,6 +17,7 @@ import yaml
 
 from .fleet import Fleet, OperatorProcess, Site, phase, token_kubeconfig
 from .killer import KillProxy
+from .test_rollout import everywhere, served_by, standing, template
 
 SWEEP = range(1, 31, 1 if os.environ.get("ENGINEFLEET_SWEEP") else 9)
 PREFIX = "kill-points"
@@ -104,22 +105,72 @@ def test_killed_after_each_single_write_the_flow_still_ends_the_same(proxied: tu
     """No life of the operator gets further than one write, from the first apply to the serving pod."""
     fleet, proxy = proxied
     site = Site(fleet, nodes="cpu-b", prefix=PREFIX)
-    lives: list[str] = []
     try:
         site.apply_all()
-        while not done(site):
-            proxy.arm(1, lambda: os.kill(fleet.operator.pid, signal.SIGKILL))
-            fleet.operator.start()
-            fleet.wait("the operator is killed after its next write, or all is done", lambda: not fleet.operator.alive() or done(site), 90)
-            if not fleet.operator.alive():
-                lives += proxy.writes
-            fleet.operator.kill()
-            assert len(lives) < 100, f"it does not get anywhere: {lives[-10:]}"
+        writes = short_lives(fleet, proxy, 1, lambda: done(site))
         check_end(site)
-        assert len(lives) > 10, f"a whole flow takes more writes than {lives}"
+        assert len(writes) > 10, f"a whole flow takes more writes than {writes}"
     finally:
         fleet.operator.kill()
         site.close()
+
+
+def test_killed_again_and_again_a_broken_update_goes_back_and_a_good_one_arrives(proxied: tuple[Fleet, KillProxy]) -> None:
+    """Lives of one write each with ENGINEFLEET_SWEEP=1; of a few otherwise."""
+    fleet, proxy = proxied
+    site, each = Site(fleet, nodes="cpu-a", prefix=PREFIX), 1 if os.environ.get("ENGINEFLEET_SWEEP") else 4
+    least = [2]
+
+    def serving(release: str) -> bool:
+        least.append(len(served_by(site)))
+        return everywhere(site, release)
+
+    try:
+        site.apply_all()
+        proxy.arm(0, lambda: None)
+        fleet.operator.start()
+        site.wait_ready()
+        fleet.operator.kill()
+        good, before = standing(site)["release"], {p["spec"]["nodeName"]: p["metadata"]["uid"] for p in site.pods()}
+
+        fleet.apply(site.mdep(serving=template("enginefleet/runtime:ort-1.23")))
+        writes = short_lives(
+            fleet, proxy, each, lambda: serving(good) and site.condition("Stalled").get("reason") == "RolledBack" and is_current(site)
+        )
+        assert len(writes) >= 8, writes
+        assert standing(site)["refused"]["reason"] == "CanaryFailed"
+        after = {p["spec"]["nodeName"]: p["metadata"]["uid"] for p in site.pods()}
+        assert sum(after[node] == uid for node, uid in before.items()) == 1, (
+            "one node had the broken pod, the other one's was never touched"
+        )
+
+        fleet.apply(site.mdep(serving=template("enginefleet/runtime:ort-1.24", "second")))
+        short_lives(fleet, proxy, each, lambda: site.settled() is not None and standing(site)["stableRelease"] not in ("", good))
+        assert serving(standing(site)["stableRelease"])
+        assert min(least) >= 1, "a node served all the time"
+        assert [phase(b) for b in site.builds()] == ["Passed"]
+        assert sorted(j["metadata"]["labels"]["enginefleet.io/role"] for j in site.jobs()) == ["build", "prepare"]
+    finally:
+        fleet.operator.kill()
+        site.close()
+
+
+def is_current(site: Site) -> bool:
+    found = site.get() or {}
+    return bool(found.get("status", {}).get("observedGeneration") == found.get("metadata", {}).get("generation"))
+
+
+def short_lives(fleet: Fleet, proxy: KillProxy, each: int, finished: Callable[[], bool]) -> list[str]:
+    """The operator is killed after every `each` writes and started again until `finished`; the writes of lives that were ended."""
+    writes: list[str] = []
+    while not finished():
+        proxy.arm(each, lambda: os.kill(fleet.operator.pid, signal.SIGKILL))
+        fleet.operator.start()
+        fleet.wait("the operator is killed after its next writes, or all is done", lambda: not fleet.operator.alive() or finished(), 90)
+        writes += proxy.writes
+        fleet.operator.kill()
+        assert len(writes) < 200, f"it does not get anywhere: {writes[-10:]}"
+    return writes
 
 
 @pytest.mark.parametrize("kill_after", SWEEP)
