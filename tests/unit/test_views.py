@@ -53,3 +53,11 @@ def test_a_refused_fetch_is_trouble_in_its_own_words() -> None:
     found = serving_pod(pod([failed], []))
     assert found.trouble == ("BlobDamaged", "sha256 differs. Build it again.")
     assert found.trouble_at == epoch(FETCHED)
+
+
+@pytest.mark.parametrize(("restarts", "told"), [(0, False), (1, True), (7, True)])
+def test_a_server_that_ended_again_is_trouble_before_the_kubelet_calls_it_a_crash_loop(restarts: int, told: bool) -> None:
+    ended = {"terminated": {"exitCode": 2, "reason": "Error", "finishedAt": FETCHED}}
+    server = {"name": "server", "state": ended, "lastState": ended if restarts else {}, "restartCount": restarts}
+    found = serving_pod(pod([FETCH], [server]))
+    assert found.trouble == (("CrashLoopBackOff", f"container server exits with 2 ({restarts} restarts).") if told else None)

@@ -301,7 +301,9 @@ def serving_trouble(pod: Object) -> tuple[tuple[str, str] | None, float]:
                 said = Termination.parse(ended.get("message", ""))
                 if said is not None and said.failure is not None:
                     return (said.failure.reason, f"{said.failure.message} {said.failure.hint}".rstrip()), epoch(ended.get("finishedAt"))
-                if current.get("waiting", {}).get("reason") in BROKEN:
+                # between its end and the kubelet's word for it a container that ended before has stopped for good as well
+                again = "terminated" in current and c.get("restartCount", 0) > 0
+                if again or current.get("waiting", {}).get("reason") in BROKEN:
                     message = f"container {c['name']} exits with {ended.get('exitCode')} ({c.get('restartCount', 0)} restarts)."
                     return ("CrashLoopBackOff", message), epoch(ended.get("finishedAt"))
     return waiting(pod), 0.0

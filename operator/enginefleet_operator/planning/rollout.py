@@ -53,6 +53,8 @@ class NodeState:
     """It could not serve under the release before either: it says nothing about this one."""
     may_be_canary: bool = True
     """Chosen by canary.nodeSelector, or there is none."""
+    kind: str = ""
+    """Its fingerprint: engines of several kinds may be equal to the byte, and have equal targets; each kind has a canary all the same."""
     unfit: str = ""
     """Why the pod of its target would not run there; what serves there stays."""
 
@@ -292,7 +294,7 @@ def _stage(updated: Sequence[NodeState], movable: Sequence[NodeState], policy: P
 
 
 def _canaries(updated: Sequence[NodeState], movable: Sequence[NodeState], count: int) -> list[NodeState]:
-    """At least one of each target, `count` in all.
+    """At least one of each target and kind, `count` in all.
 
     Nodes that moved already stand first, the longest ready before others: a pod that restarts in a fleet that is half done is no new
     canary. Then those of canary.nodeSelector. Nodes that could not serve before are the last resort.
@@ -301,9 +303,9 @@ def _canaries(updated: Sequence[NodeState], movable: Sequence[NodeState], count:
     fresh = sorted(movable, key=lambda node: (node.failed, not node.may_be_canary, node.serving))
     # an excused node that moved must not stand for the others while another one could
     ranked = sorted([*moved, *fresh], key=lambda node: node.excused and classify(node) is not State.READY)
-    firsts: dict[str, NodeState] = {}
+    firsts: dict[tuple[str, str], NodeState] = {}
     for node in ranked:
-        firsts.setdefault(node.target, node)
+        firsts.setdefault((node.target, node.kind), node)
     names = {node.name for node in firsts.values()}
     return [*firsts.values(), *[node for node in ranked if node.name not in names][: max(0, count - len(names))]]
 

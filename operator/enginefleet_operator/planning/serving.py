@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from enginefleet_api import labels
 from enginefleet_api.base import seconds
@@ -70,6 +70,7 @@ def serving(
     """A node's target is the label of the engine that passed for its fingerprint; without one it keeps what it has."""
     key = labels.release_key(s.namespace, s.name)
     goal: dict[str, str] = {}
+    kinds: dict[str, str] = {}
     releases: dict[str, str] = {}
     creates: dict[str, CreateWorkload] = {}
     for want in wanted:
@@ -84,12 +85,12 @@ def serving(
         releases[want.hardware_class.name] = release
         creates[name] = CreateWorkload(name, want.hardware_class.name, release, label, want.name, want.spec, blob, size)
         for node in want.nodes:
-            goal[node] = label
+            goal[node], kinds[node] = label, want.fingerprint
     # looked up once a node, of which there may be thousands: not searched for each of them
     pods: dict[str, list[ServingPod]] = {}
     for pod in s.pods:
         pods.setdefault(pod.node, []).append(pod)
-    results = tuple(_class(s, hwc, releases.get(hwc.name, ""), goal, pods, now) for hwc in targets(s))
+    results = tuple(_class(s, hwc, releases.get(hwc.name, ""), goal, kinds, pods, now) for hwc in targets(s))
     used = {node.labels[key].removeprefix(labels.DRAINING) for node in s.nodes if key in node.labels}
     actions = _workloads(s, creates, used | {flip.value.removeprefix(labels.DRAINING) for c in results for flip in c.flips})
     # a label is set only where its workload is there to follow it, or is created in this very plan before it
@@ -106,9 +107,15 @@ def serving(
 
 
 def _class(
-    s: Snapshot, hardware_class: HardwareClass, release: str, goal: Mapping[str, str], pods: Mapping[str, list[ServingPod]], now: float
+    s: Snapshot,
+    hardware_class: HardwareClass,
+    release: str,
+    goal: Mapping[str, str],
+    kinds: Mapping[str, str],
+    pods: Mapping[str, list[ServingPod]],
+    now: float,
 ) -> ClassRollout:
-    """Where one class stands: towards `release`, or back from it."""
+    """Where one class stands: towards `release`, or back from it. `goal`, `kinds`: label to get and fingerprint of a node."""
     key = labels.release_key(s.namespace, s.name)
     before = next((c.rollout for c in s.status.classes if c.name == hardware_class.name), RolloutStatus())
     mine = nodes_of(s, hardware_class)
@@ -132,7 +139,9 @@ def _class(
     back = refused is not None  # also while what comes next is still being built
     stable = _labels_of(s, hardware_class, next((known for known in history if known != release), ""))
     states = tuple(
-        _state(s, key, node, goal.get(node.name, ""), stable, back, node.name in excused, pods.get(node.name, []), now) for node in mine
+        replace(state, kind=kinds.get(state.name, ""))
+        for node in mine
+        for state in [_state(s, key, node, goal.get(node.name, ""), stable, back, node.name in excused, pods.get(node.name, []), now)]
     )
     is_open, changes = windows.open_at(s.spec.rollout.windows, now)
     policy = _policy(s, promoted=bool(promoted), is_open=is_open, back=back)

@@ -120,6 +120,14 @@ def test_one_node_of_every_fingerprint_is_a_canary() -> None:
     assert sorted(moves(stepped).values()) == ["new-1", "new-2", "new-3"]
 
 
+def test_fingerprints_whose_engines_are_equal_to_the_byte_have_a_canary_each() -> None:
+    nodes = [node(n, "", "new", serving=False, kind=kind) for n, kind in [("a", "fp-1"), ("b", "fp-1"), ("c", "fp-2"), ("d", "fp-2")]]
+    first = moves(step(nodes, Policy(), NOW))
+    assert sorted(n.kind for n in nodes if n.name in first) == ["fp-1", "fp-2"]
+    moved = [replace(n, current="new", serving=True, pods=1) if n.kind == "fp-1" else n for n in nodes]
+    assert len(moves(step(moved, Policy(), NOW))) == 1, "the other kind has its own"
+
+
 @pytest.mark.parametrize(("canary", "moving"), [(1, 1), (3, 3), ("25%", 2), ("100%", 8), ("0%", 1)])
 def test_canaries_are_counted_or_a_share_and_never_none(canary: int | str, moving: int) -> None:
     stepped = step([node(n) for n in "abcdefgh"], Policy(max_unavailable="100%", canary=canary), NOW)
