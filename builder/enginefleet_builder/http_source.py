@@ -38,15 +38,18 @@ class _ConnectionLostError(Exception):
     pass
 
 
-def fetch_https(uri: str, path: Path, *, endpoint: str, limit: int, progress: Progress) -> tuple[str, int]:
-    """Write the file at `uri` to `path`; (sha256 in hex, size). `endpoint`: the one origin that may be local or plain http."""
+def fetch_web(uri: str, path: Path, *, endpoint: str, limit: int, progress: Progress, plain: bool = False) -> tuple[str, int]:
+    """Write the file at `uri` to `path`; (sha256 in hex, size).
+
+    `endpoint`: the one origin that may be local or plain http. `plain`: any may be plain http, as the digest of what must come is known.
+    """
     digest, stalls, done, version = hashlib.sha256(), 0, 0, ""
     with path.open("wb", buffering=0) as file:
         while True:
             before = done
             try:
                 # without a name of its version the file could be another one by now: from the start
-                with _get(uri, endpoint, done if version else 0, version) as response:
+                with _get(uri, endpoint, done if version else 0, version, plain) as response:
                     if response.status == 206 and _starts_at(response) != done:
                         version = ""
                         raise _ConnectionLostError("the host answers with another range than was asked for")
@@ -123,7 +126,7 @@ def too_large(uri: str, found: int, limit: int) -> EngineFleetError:
 
 
 @contextmanager
-def _get(uri: str, endpoint: str, start: int, version: str) -> Iterator[http.client.HTTPResponse]:
+def _get(uri: str, endpoint: str, start: int, version: str, plain: bool) -> Iterator[http.client.HTTPResponse]:
     """The answer after redirects, with status 200 or 206."""
     headers = {"User-Agent": "enginefleet", "Accept-Encoding": "identity"}
     if start:
@@ -132,7 +135,7 @@ def _get(uri: str, endpoint: str, start: int, version: str) -> Iterator[http.cli
             headers["If-Range"] = version
     target = uri
     for _ in range(MOST_REDIRECTS + 1):
-        parts = checked_url(target, endpoint, uri)
+        parts = checked_url(target, endpoint, uri, plain)
         with closing(_connection(parts, same_origin(parts, endpoint))) as connection:
             connection.request("GET", (parts.path or "/") + (f"?{parts.query}" if parts.query else ""), headers=headers)
             with connection.getresponse() as response:
@@ -161,16 +164,17 @@ def _refused(uri: str, status: int) -> Exception:
     return PermanentError("SourceRefused", f"{uri} answers {status}.", "Open the address by hand to see why.")
 
 
-def checked_url(target: str, endpoint: str, origin: str) -> SplitResult:
-    """The parts of `target`; PermanentError when it is not https (or the endpoint's own origin)."""
+def checked_url(target: str, endpoint: str, origin: str, plain: bool = False) -> SplitResult:
+    """The parts of `target`; PermanentError when it is not https, nor of the endpoint's own origin, nor http where that may be `plain`."""
     parts = urlsplit(target)
     if parts.scheme not in ("https", "http") or not parts.hostname or parts.username is not None:
         via = "" if target == origin else f" (redirected from {origin})"
         raise PermanentError(
             "SourceNotAllowed", f"{target}{via} is not a plain https address.", "Use https://host/path or s3://bucket/key."
         )
-    if parts.scheme == "http" and not same_origin(parts, endpoint):
-        raise PermanentError("SourceNotAllowed", f"{target} is not encrypted.", "Use https://, or s3:// with an endpoint.")
+    if parts.scheme == "http" and not plain and not same_origin(parts, endpoint):
+        hint = "Use https://, s3:// with an endpoint, or write the digest that the data must have."
+        raise PermanentError("SourceNotAllowed", f"{target} is not encrypted.", hint)
     return parts
 
 

@@ -20,7 +20,7 @@ from enginefleet_api.errors import EngineFleetError, EnvironmentFault, Permanent
 from enginefleet_api.identity import tree_digest
 from enginefleet_api.jobs import Source
 
-from .http_source import disk_full, fetch_https, require_space, too_large
+from .http_source import disk_full, fetch_web, require_space, too_large
 from .io import Progress
 from .store.base import check_key, sha256_of
 
@@ -224,7 +224,8 @@ def _from_https(source: Source, folder: Path, progress: Progress, size_limit: in
     uris = {other: parts._replace(path=f"{above}/{quote(other)}", fragment="").geturl() for other in beside} or {name: source.uri}
     for found, uri in uris.items():
         target = _target(folder, found, source.uri)
-        sha256, size = fetch_https(uri, target, endpoint=source.endpoint, limit=left, progress=progress)
+        plain = source.digest is not None
+        sha256, size = fetch_web(uri, target, endpoint=source.endpoint, limit=left, progress=progress, plain=plain)
         left -= size
         yield FileEntry(path=found, sha256=sha256, size=size)
 

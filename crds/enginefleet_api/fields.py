@@ -74,7 +74,6 @@ def web_rules(schemes: str) -> tuple[Rule, ...]:
 
 SOURCE_RULES = (
     Rule("!self.startsWith('file:')", "file:// works on the command line only: put it into a bucket and write s3://<bucket>/<path>"),
-    Rule("!self.startsWith('http://')", "http:// is not protected against change: write https:// or s3://"),
     Rule("self.matches(r'^((s3|https?)://|file:)')", "write s3://<bucket>/<path> or https://<host>/<path>"),
     Rule(
         "!self.startsWith('s3://') || self.matches(r'^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?#]*)?$')",
@@ -85,8 +84,14 @@ SOURCE_RULES = (
         "'..' would leave the folder: write the path without it",
     ),
     Rule(r"!self.matches(r'[\x00-\x20\x7f\\]')", "spaces, control characters and backslashes are not allowed: write %20 for a space"),
-    *web_rules("https"),
+    *web_rules("https?"),
 )
+PLAIN_HTTP = Rule(
+    "!has(self.uri) || !self.uri.startsWith('http://') || has(self.digest)",
+    "http:// is not protected against change: write https:// or s3://, or the digest that the data must have",
+    ".uri",
+)
+"""Of what has `uri` and `digest`."""
 ENDPOINT_RULES = (
     Rule("self.matches(r'^https?://')", "write the S3 server's address as https://<host>[:<port>]"),
     Rule("!self.matches(r'^https?://[^/?#]*[/?#].')", "an endpoint has no path: write https://<host>[:<port>], and the prefix into uri"),

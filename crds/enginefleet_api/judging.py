@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from .base import Contract, DecimalText, Digest, DurationText, QuantityText, Rule
-from .fields import LocalRef, Text, Uri, list_set
+from .fields import PLAIN_HTTP, LocalRef, Text, Uri, list_set
 
 
 class Decoder(Contract):
@@ -158,6 +158,7 @@ class Validation(Contract):
     acceptance: AccuracyAcceptance = Field(default_factory=AccuracyAcceptance)
 
     RULES = (
+        PLAIN_HTTP,
         Rule(
             "self.task != 'classification' || self.metric in ['top1', 'top5', 'python']",
             "task classification: write metric: top1, top5 or python",

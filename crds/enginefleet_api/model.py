@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from .base import Contract, Digest, FractionText, Rule
-from .fields import Endpoint, LocalRef, OptionalUri, Text, Uri
+from .fields import PLAIN_HTTP, Endpoint, LocalRef, OptionalUri, Text, Uri
 
 Shape = Annotated[list[Annotated[int, Field(ge=1, le=2**31 - 1)]], Field(max_length=8)]
 
@@ -42,6 +42,8 @@ class Model(Contract):
     """Region of the S3 endpoint; empty: the store's."""
     export: ModelExport | None = None
     """Allows a .pt or .pt2 file, which is exported in the prepare Job; absent: such files are refused."""
+
+    RULES = (PLAIN_HTTP,)
 
 
 class Profile(Contract):
@@ -153,6 +155,7 @@ class Calibration(Contract):
     exclude: Exclude = Field(default_factory=Exclude)
 
     RULES = (
+        PLAIN_HTTP,
         Rule(
             "self.source != 'dataset' || self.uri != ''",
             "source dataset needs uri: write the data set's s3:// or https:// address, or source: model when the model holds its scales (QAT)",

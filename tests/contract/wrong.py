@@ -46,7 +46,7 @@ WRONG = [
     # what to build
     mdep("a model without an address", "spec.model.uri: Required value", {"spec.model": {}}),
     mdep("a model of a file", "put it into a bucket and write s3://<bucket>/<path>", {"spec.model.uri": "file:///models/a.onnx"}),
-    mdep("a model over plain HTTP", "write https:// or s3://", {"spec.model.uri": "http://models.example/a.onnx"}),
+    mdep("a model over plain HTTP without its digest", "or the digest that", {"spec.model": {"uri": "http://models.example/a.onnx"}}),
     mdep("a model of an unknown scheme", "write s3://<bucket>/<path> or https://<host>/<path>", {"spec.model.uri": "gs://models/a.onnx"}),
     mdep("a model as a bare path", "write s3://<bucket>/<path> or https://<host>/<path>", {"spec.model.uri": "models/a.onnx"}),
     mdep("an address with one slash", "write s3://<bucket>/<path> or https://<host>/<path>", {"spec.model.uri": "https:/m.example/a.onnx"}),

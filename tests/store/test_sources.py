@@ -19,7 +19,7 @@ import pytest
 from enginefleet_api.errors import EngineFleetError, EnvironmentFault, PermanentError, TransientFault
 from enginefleet_api.identity import tree_digest
 from enginefleet_api.jobs import Source
-from enginefleet_builder import sources
+from enginefleet_builder import http_source, sources
 from enginefleet_builder.http_source import is_forbidden
 from enginefleet_builder.io import Progress
 from enginefleet_builder.sources import fetch_source, model_files
@@ -269,6 +269,16 @@ def test_answers_are_told_apart_and_redirects_checked(web: Web, tmp_path: Path, 
 )
 def test_what_is_local_or_unencrypted_is_refused(tmp_path: Path, uri: str) -> None:
     assert refused(Source(uri=uri), tmp_path).reason == "SourceNotAllowed"
+
+
+def test_plain_http_is_allowed_where_the_digest_says_what_must_come(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_source, "is_forbidden", lambda _: False)
+    uri, digest = page(web, "/m.onnx").uri, tree_digest([("m.onnx", sha(MODEL))])
+    assert fetch_source(Source(uri=uri, digest=digest), tmp_path / "right").digest == digest
+    assert refused(Source(uri=uri), tmp_path / "unknown").reason == "SourceNotAllowed"
+    other = refused(Source(uri=uri, digest=tree_digest([("m.onnx", sha(b"x"))])), tmp_path / "other")
+    assert isinstance(other, PermanentError)
+    assert digest in other.message
 
 
 @pytest.mark.parametrize("version", ["", 'W/"1"'], ids=["none", "weak"])
