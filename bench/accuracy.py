@@ -234,6 +234,7 @@ def measure(network: Network, folder: Path, small: bool) -> dict[str, Any]:
     return {
         "name": network.name,
         "source": f"{network.source} {version_of(place(network), network.source)}".strip() if network.model else network.source,
+        "measured": here(),
         "metric": judged.metric,
         "calibrationSamples": calibration if network.model else network.samples[0],
         "baseline": baseline.to_json_dict() if baseline else None,
@@ -352,10 +353,15 @@ def table(result: Mapping[str, Any]) -> str:
             cells = [_named(row), row["samples"], row["value"], value, row["drop"], drop, row["prepareSeconds"], row["p50ms"], row["bytes"]]
             lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
         lines += ["", *(f"- {note}" for row in network["variants"] for note in row.get("notes", []) if "repaired" in note), ""]
-    made, tools = result["machine"], result["tools"]
+        lines += [_measured(network["measured"]), ""]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _measured(where: Mapping[str, Any]) -> str:
+    """A network's own: another one may have been measured elsewhere, at another time."""
+    made, tools = where["machine"], where["tools"]
     used = f"ONNX Runtime {tools['onnxruntime']} (quantized to INT8, and ran all), ModelOpt {tools['nvidia-modelopt']} (converted to FP16)"
-    lines.append(f"Measured on {result['date']}: {made['cpu']}, {made['cores']} cores; {used}.")
-    return "\n".join(lines) + "\n"
+    return f"Measured on {where['date']}: {made['cpu']}, {made['cores']} cores; {used}."
 
 
 def _named(row: Mapping[str, Any]) -> str:
@@ -382,15 +388,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="accuracy-") as folder:
             done.append(measure(network, Path(folder), options.small))
         if options.small:
-            print(table(result_of(done)))
+            print(table({"networks": done}))
         else:
             write(done)
     return 0
 
 
-def result_of(networks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def here() -> dict[str, Any]:
+    """When, where and with what it is measured."""
     tools = {name: version(name) for name in ("onnxruntime", "nvidia-modelopt", "onnx", "numpy")}
-    return {"date": datetime.now(UTC).date().isoformat(), "machine": machine(), "tools": tools, "networks": networks}
+    return {"date": datetime.now(UTC).date().isoformat(), "machine": machine(), "tools": tools}
 
 
 def write(done: Sequence[Mapping[str, Any]]) -> None:
@@ -399,7 +406,7 @@ def write(done: Sequence[Mapping[str, Any]]) -> None:
     before = json.loads(RESULT.read_text())["networks"] if RESULT.exists() else []
     order = [network.name for network in NETWORKS]
     kept = [network for network in before if network["name"] not in names and network["name"] in order]
-    result = result_of(sorted([*kept, *done], key=lambda item: order.index(str(item["name"]))))
+    result = {"networks": sorted([*kept, *done], key=lambda item: order.index(str(item["name"])))}
     RESULT.parent.mkdir(parents=True, exist_ok=True)
     RESULT.write_text(json.dumps(result, indent=2) + "\n")
     TABLE.write_text(table(result))
