@@ -12,7 +12,7 @@ from enginefleet_api import labels
 from enginefleet_api.fingerprint import unknowns
 
 from .status import node_view
-from .words import COLOURS, Object, conditions, is_node_ready, labels_of, one_line, since, until
+from .words import COLOURS, Object, conditions, is_node_ready, is_of, labels_of, one_line, since, until
 
 View = dict[str, Any]
 
@@ -143,9 +143,7 @@ def _serves(machine: Object, mdep: Object, mine: Sequence[View], pods: Sequence[
         return None
     found = found or {}
     rollout = found.get("rollout", {})
-    own = [
-        p for p in pods if p["metadata"].get("namespace") == meta["namespace"] and labels_of(p).get(labels.MODEL_DEPLOYMENT) == meta["name"]
-    ]
+    own = [p for p in pods if is_of(p, mdep)]
     troubles = {t["node"]: t for t in found.get("failingNodes", ())}
     view = node_view(machine, key, rollout.get("release", ""), troubles, own)
     fingerprint = next((one["fingerprint"] for one in mine if one["class"] == found.get("name")), "")

@@ -5,6 +5,7 @@ Exit codes: 0 done and ready, 1 not ready or failed, 2 usage, 3 not found, 4 no 
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import shlex
@@ -38,7 +39,7 @@ from .cluster import (
 )
 from .errors import NoAccess, NotFound, NotReady, Usage
 from .output import Format, console, show
-from .words import by_name, labels_of
+from .words import by_name, is_of
 
 LARGEST_MANIFEST = 4 << 20
 POLL = 1.0
@@ -92,9 +93,14 @@ def _may_see(look: Callable[[], list[Object]]) -> list[Object]:
         return []
 
 
-def _is_of(pod: Object, mdep: Object) -> bool:
-    theirs, owner = pod["metadata"], mdep["metadata"]
-    return (theirs["namespace"], labels_of(pod).get(labels.MODEL_DEPLOYMENT)) == (owner["namespace"], owner["name"])
+def _widest(cluster: Cluster, kind: Kind, selector: str = "") -> list[Object]:
+    """Of all namespaces for a user who may see that, else of the own one."""
+    try:
+        return cluster.everywhere().list(kind, selector)
+    except NoAccess as error:
+        if error.reason != "Forbidden":
+            raise
+        return cluster.list(kind, selector)
 
 
 def _connect(kubeconfig: str | None, context: str | None, namespace: str | None, name: str | None, everywhere: bool) -> Cluster:
@@ -126,7 +132,7 @@ def status_command(
     nodes = _may_see(lambda: cluster.list(NODES))
     pods = _may_see(lambda: cluster.list(PODS, f"{labels.ROLE}=serve"))
     now = time.time()
-    seen = [status.view(one, nodes, [p for p in pods if _is_of(p, one)], now) for one in found]
+    seen = [status.view(one, nodes, [p for p in pods if is_of(p, one)], now) for one in found]
     show(output, seen[0] if name else seen, *map(status.tree, seen))
     raise typer.Exit(status.exit_code(seen))
 
@@ -156,20 +162,20 @@ def explain_command(
     if kind in ("mdep", "modeldeployment"):
         cluster.get(MODEL_DEPLOYMENTS, name)
     machine = cluster.find(NODES, name)
-    # a node serves models of every namespace: of all that one may see
-    wide = cluster if namespace else cluster.everywhere()
     if machine is None:
         raise NotFound(
             "NotFound",
             f"There is neither a ModelDeployment {name} in namespace {cluster.namespace} nor a node {name}.",
             "Name another with -n.",
         )
+    # a node serves models of every namespace
+    look = cluster.list if namespace else functools.partial(_widest, cluster)
     seen = explain.node(
         machine,
         cluster.find(NODE_FINGERPRINTS, name),
         _may_see(lambda: cluster.list(HARDWARE_CLASSES)),
-        _may_see(lambda: wide.list(MODEL_DEPLOYMENTS)),
-        _may_see(lambda: wide.list(PODS, f"{labels.ROLE}=serve")),
+        look(MODEL_DEPLOYMENTS),
+        _may_see(lambda: look(PODS, f"{labels.ROLE}=serve")),
         now,
     )
     show(output, seen, explain.node_tree(seen))

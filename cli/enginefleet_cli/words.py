@@ -25,6 +25,11 @@ def is_true(obj: Object, kind: str) -> bool:
     return conditions(obj).get(kind, {}).get("status") == "True"
 
 
+def is_of(pod: Object, mdep: Object) -> bool:
+    theirs, owner = pod["metadata"], mdep["metadata"]
+    return (theirs.get("namespace"), labels_of(pod).get(labels.MODEL_DEPLOYMENT)) == (owner["namespace"], owner["name"])
+
+
 def is_current(obj: Object) -> bool:
     """Whether the operator has seen the spec as it stands."""
     return bool(obj.get("status", {}).get("observedGeneration", -1) == obj["metadata"].get("generation"))

@@ -41,10 +41,18 @@ class Plugin:
         self.folder = folder
         self.kubeconfig = site.fleet.cluster.kubeconfig
 
-    def __call__(self, *words: str, input: str = "", kubeconfig: Path | None = None, env: Mapping[str, str] | None = None) -> Answer:
+    def __call__(
+        self, *words: str, input: str = "", kubeconfig: Path | None = None, of_namespace: bool = True, env: Mapping[str, str] | None = None
+    ) -> Answer:
         path = f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}"
         done = subprocess.run(
-            [str(tool("kubectl")), "enginefleet", words[0], *([] if "-A" in words else ["-n", self.site.namespace]), *words[1:]],
+            [
+                str(tool("kubectl")),
+                "enginefleet",
+                words[0],
+                *(["-n", self.site.namespace] if of_namespace and "-A" not in words else []),
+                *words[1:],
+            ],
             env=os.environ | {"PATH": path, "KUBECONFIG": str(kubeconfig or self.kubeconfig), "COLUMNS": "200"} | dict(env or {}),
             cwd=self.folder,
             input=input,
@@ -204,6 +212,27 @@ def test_what_is_not_there_and_what_one_may_not_see_have_their_own_exit_codes(as
     (tmp_path / "stranger").write_text(json.dumps(stranger))
     forbidden = ask("status", kubeconfig=tmp_path / "stranger")
     assert (forbidden.code, "Forbidden" in forbidden.err) == (4, True), forbidden.err
+
+
+def test_a_user_of_one_namespace_is_told_what_a_node_does_for_it(ask: Plugin, tmp_path: Path) -> None:
+    site, kubectl = ask.site, ask.site.fleet.kube.kubectl
+    account, name = f"--serviceaccount={site.namespace}:default", f"reader-{site.namespace}"
+    kubectl("create", "role", name, "-n", site.namespace, "--verb=get,list", "--resource=modeldeployments.enginefleet.io,pods")
+    kubectl("create", "rolebinding", name, "-n", site.namespace, f"--role={name}", account)
+    kubectl("create", "clusterrole", name, "--verb=get", "--resource=nodes,nodefingerprints.enginefleet.io")
+    kubectl("create", "clusterrolebinding", name, f"--clusterrole={name}", account)
+    try:
+        config = yaml.safe_load(ask.kubeconfig.read_text())
+        config["users"][0]["user"] = {"token": kubectl("create", "token", "default", "-n", site.namespace).strip()}
+        config["contexts"][0]["context"]["namespace"] = site.namespace
+        (tmp_path / "reader").write_text(json.dumps(config))
+        found = ask("explain", "node/node-a1", "-o", "json", kubeconfig=tmp_path / "reader", of_namespace=False)
+        assert found.code == 0, found.err
+        assert [one["modelDeployment"] for one in found.json()["serves"]] == [f"{site.namespace}/digits"]
+        assert "left out" in found.err, "it may not see HardwareClasses"
+    finally:
+        for kind in ("clusterrolebinding", "clusterrole"):
+            kubectl("delete", kind, name)
 
 
 # ---- last: it changes what the others read
