@@ -397,7 +397,7 @@ class Cluster:
         partial.rename(self.dir / STATE)
 
     def _start(self, name: str, argv: Sequence[str], *, isolate: bool = False, env: Mapping[str, str] | None = None) -> None:
-        # fewer collections of garbage, for some memory: a tenth of the API server's time
+        # fewer collections of garbage, for some memory: they take a good part of a young API server's time
         base = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(self.dir), "GOGC": "400", "GOMEMLIMIT": "800MiB"}
         self._control.start(name, argv, self.dir / "logs" / f"{name}.log", {**base, **(env or {})}, isolate=isolate)
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Literal
 from urllib.parse import urlsplit
 
 from enginefleet_api.errors import PermanentError
 from enginefleet_api.jobs import Source, StoreRef
+from enginefleet_api.judging import CopyToStore
 
 from .gate.readers.files import PICTURES
 from .http_source import require_space, same_origin
@@ -22,8 +22,6 @@ from .store.records import Records
 
 Choose = Callable[[Path], set[str]]
 """A folder with all that tells of the samples, and an empty file for each picture → names of the pictures that are needed."""
-CopyToStore = Literal["Auto", "Always", "Never"]
-"""`copyToStore` of spec.validation."""
 COPY_LIMIT = 8 << 30
 """Bytes of a set that is copied; a larger one is fetched from its source each time."""
 

@@ -139,8 +139,7 @@ def _build_request(request: Path | None, as_json: bool, prepared: str | None, fl
     hand: dict[str, Any] | None = None
     flags_given = any(flags[name] is not None for name in ("spec", "partner", "baseline", "store", "validation"))
     if prepared is None and request is None and REQUEST_VARIABLE not in os.environ and flags_given:
-        with _failing(as_json):
-            _needed(None, "--prepared")
+        _needed(prepared, "--prepared")
     if prepared is not None:
         acceptance = {"minimum": flags["minimum"], "maxDrop": flags["max_drop"]}
         more = {"requiredClasses": flags["required_class"] or None, "acceptance": acceptance}

@@ -101,7 +101,7 @@ def _fetched(
         case "s3":
             return _from_s3(source, folder, progress, size_limit, beside)
         case "https" | "http":
-            return _from_https(source, folder, progress, size_limit, beside)
+            return _from_web(source, folder, progress, size_limit, beside)
         case "file" if allow_file:
             return _from_folder(source, folder, progress, size_limit, beside)
     hint = "Use s3://bucket/key, s3://bucket/folder/ or https://host/file."
@@ -209,22 +209,21 @@ def _base_class(error: EngineFleetError) -> type[EngineFleetError]:
     return next(kind for kind in (PermanentError, EnvironmentFault, TransientFault) if isinstance(error, kind))
 
 
-# ---- https and file ----
+# ---- http(s) and file ----
 
 
-def _from_https(source: Source, folder: Path, progress: Progress, size_limit: int, beside: Sequence[str]) -> Iterator[FileEntry]:
+def _from_web(source: Source, folder: Path, progress: Progress, size_limit: int, beside: Sequence[str]) -> Iterator[FileEntry]:
     parts = urlsplit(source.uri)
     above, _, last = parts.path.rpartition("/")
     name = unquote(last)
     if not name:
         hint = "Name one file; a folder can be fetched from s3:// only."
         raise PermanentError("SourceNotAllowed", f"{source.uri} names no file.", hint)
-    left = size_limit
+    left, plain = size_limit, source.digest is not None
     # what stands after the question mark is often what lets one in
     uris = {other: parts._replace(path=f"{above}/{quote(other)}", fragment="").geturl() for other in beside} or {name: source.uri}
     for found, uri in uris.items():
         target = _target(folder, found, source.uri)
-        plain = source.digest is not None
         sha256, size = fetch_web(uri, target, endpoint=source.endpoint, limit=left, progress=progress, plain=plain)
         left -= size
         yield FileEntry(path=found, sha256=sha256, size=size)

@@ -129,6 +129,8 @@ class AccuracyAcceptance(Contract):
 
 _SHARE = "matches(r'^-?(0([.][0-9]+)?|1([.]0+)?)$')"
 
+CopyToStore = Literal["Auto", "Always", "Never"]
+
 
 class Validation(Contract):
     """The labelled data that an engine is judged with, and what it must reach."""
@@ -138,7 +140,7 @@ class Validation(Contract):
     digest: Digest | None = None
     """Tree digest that the data set must have; absent: what is found first is pinned in status.resolved."""
     credentials_secret_ref: LocalRef | None = None
-    copy_to_store: Literal["Auto", "Always", "Never"] = "Auto"
+    copy_to_store: CopyToStore = "Auto"
     """Whether builds read a copy in the store. Auto: of what anybody may fetch. Always: also of data behind a Secret, which the store's readers see then."""
     task: Literal["classification", "detection", "segmentation", "outputs"] = "classification"
     """`outputs` needs no labels: it compares the outputs with those of FP32."""

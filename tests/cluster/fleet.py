@@ -34,6 +34,8 @@ MNIST = ROOT / "examples" / "mnist"
 SYSTEM = "enginefleet-system"
 T = TypeVar("T")
 _numbers = itertools.count(1)
+LATER = 180.0
+"""Seconds for a rollout, on a machine that does other work."""
 
 
 class OperatorProcess:
@@ -292,6 +294,39 @@ class Site:
             "ready": self.condition("Ready").get("status"),
             "rollout": (self.get() or {}).get("status", {}).get("rollout"),
         }
+
+
+def template(image: str, note: str = "") -> dict[str, Any]:
+    """A user's own pods, which serve with the reference server of `image`."""
+    server: dict[str, Any] = {
+        "name": "server",
+        "image": image,
+        "command": ["enginefleet", "serve"],
+        "env": [{"name": "ENGINEFLEET_PORT", "value": "8000"}, {"name": "HOME", "value": "/tmp"}, {"name": "NOTE", "value": note}],
+        "readinessProbe": {"httpGet": {"path": "/v2/health/ready", "port": 8000}, "periodSeconds": 1},
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+    }
+    return {
+        "template": {"spec": {"automountServiceAccountToken": False, "volumes": [{"name": "tmp", "emptyDir": {}}], "containers": [server]}}
+    }
+
+
+def ready(pod: Object) -> bool:
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod.get("status", {}).get("conditions", ()))
+
+
+def standing(site: Site) -> dict[str, Any]:
+    found: dict[str, Any] = (site.get() or {}).get("status", {}).get("classes", [{}])[0].get("rollout", {})
+    return found
+
+
+def served_by(site: Site) -> dict[str, str]:
+    """Release by node, of ready pods."""
+    return {p["spec"]["nodeName"]: p["metadata"]["labels"]["enginefleet.io/release"].partition("-")[0] for p in site.pods() if ready(p)}
+
+
+def everywhere(site: Site, release: str) -> bool:
+    return served_by(site) == {"node-a1": release, "node-a2": release}
 
 
 def token_kubeconfig(cluster: Cluster, kube: Kube, path: Path, server: str = "") -> Path:

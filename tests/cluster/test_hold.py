@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .fleet import Fleet, Site
-from .test_rollout import LATER, everywhere, standing
+from .fleet import LATER, Fleet, Site, everywhere, standing
 
 
 def engines_ready(fleet: Fleet, node: str, site: Site) -> tuple[str, str]:

@@ -15,9 +15,8 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from .fleet import Fleet, OperatorProcess, Site, phase, token_kubeconfig
+from .fleet import Fleet, OperatorProcess, Site, everywhere, phase, served_by, standing, template, token_kubeconfig
 from .killer import KillProxy
-from .test_rollout import everywhere, served_by, standing, template
 
 SWEEP = range(1, 31, 1 if os.environ.get("ENGINEFLEET_SWEEP") else 9)
 PREFIX = "kill-points"

@@ -4,44 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from demo.world import Object
-
-from .fleet import Fleet, Site
-
-LATER = 180.0
-
-
-def template(image: str, note: str = "") -> dict[str, Any]:
-    """A user's own pods, which serve with the reference server of `image`."""
-    server: dict[str, Any] = {
-        "name": "server",
-        "image": image,
-        "command": ["enginefleet", "serve"],
-        "env": [{"name": "ENGINEFLEET_PORT", "value": "8000"}, {"name": "HOME", "value": "/tmp"}, {"name": "NOTE", "value": note}],
-        "readinessProbe": {"httpGet": {"path": "/v2/health/ready", "port": 8000}, "periodSeconds": 1},
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
-    }
-    return {
-        "template": {"spec": {"automountServiceAccountToken": False, "volumes": [{"name": "tmp", "emptyDir": {}}], "containers": [server]}}
-    }
-
-
-def ready(pod: Object) -> bool:
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod.get("status", {}).get("conditions", ()))
-
-
-def standing(site: Site) -> dict[str, Any]:
-    found: dict[str, Any] = (site.get() or {}).get("status", {}).get("classes", [{}])[0].get("rollout", {})
-    return found
-
-
-def served_by(site: Site) -> dict[str, str]:
-    """Release by node, of ready pods."""
-    return {p["spec"]["nodeName"]: p["metadata"]["labels"]["enginefleet.io/release"].partition("-")[0] for p in site.pods() if ready(p)}
-
-
-def everywhere(site: Site, release: str) -> bool:
-    return served_by(site) == {"node-a1": release, "node-a2": release}
+from .fleet import LATER, Fleet, Site, everywhere, ready, served_by, standing, template
 
 
 def test_no_node_is_drained_for_a_pod_that_would_not_fit(fleet: Fleet, served: Site) -> None:

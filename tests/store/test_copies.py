@@ -15,10 +15,10 @@ from enginefleet_api.documents import Answer
 from enginefleet_api.errors import PermanentError, TransientFault
 from enginefleet_api.identity import tree_digest
 from enginefleet_api.jobs import BuildReport, PrepareReport, Source, StoreRef
+from enginefleet_api.judging import CopyToStore
 from enginefleet_api.resources import OnDevice, Preprocessing, Validation
 from enginefleet_builder import copies
 from enginefleet_builder.build.job import build, judge
-from enginefleet_builder.copies import CopyToStore
 from enginefleet_builder.gate import latency, score
 from enginefleet_builder.gate.datasets import files_of, open_dataset
 from enginefleet_builder.gate.preprocessing import Preprocessor

@@ -41,13 +41,13 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
     with tempfile.TemporaryDirectory(prefix="prepare-") as folder:
         given, notes = gather(request, Path(folder), progress)
         prepared: list[ResolvedPrepared] = []
-        # first: labels that do not fit the model are found before anything is quantized
-        baseline, fresh = _baseline(given, records, progress) if _any_wanted(given) else (None, False)
+        wanted = [one for one in itertools.product(request.flavours, request.variants) if _wanted(given, *one)]
+        # first: labels that do not fit the model are found before anything is quantized. Where nobody can have anything that is said at once;
+        # the baseline comes with what can be had later
+        baseline, fresh = _baseline(given, records, progress) if wanted else (None, False)
         dataset = given.calibration.dataset if given.calibration else None
         with converter(given.path, request.calibration, dataset, request.inputs, Path(folder) / "scratch", progress) as one:
-            for flavour, variant in itertools.product(request.flavours, request.variants):
-                if not _wanted(given, flavour, variant):
-                    continue
+            for flavour, variant in wanted:
                 try:
                     manifest, made = _prepared(given, flavour, variant, one, records, Path(folder), progress)
                 except PermanentError as error:
@@ -61,8 +61,13 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
                 notes += [note for note in manifest.notes if note not in notes]
                 fresh |= made
         # last: who is refused leaves no copy behind
-        if baseline is not None and given.validation is not None and request.validation_source is not None:
-            asked = request.validation.copy_to_store if request.validation is not None else "Auto"
+        if (
+            baseline is not None
+            and given.validation is not None
+            and request.validation is not None
+            and request.validation_source is not None
+        ):
+            asked = request.validation.copy_to_store
             note = copies.keep(records, request.validation_source, request.store, given.validation.fetched, progress, asked)
             notes += [note] if note else []
             fresh |= note is not None
@@ -94,11 +99,6 @@ def _wanted(given: Given, flavour: str, variant: Variant) -> bool:
     targets = [target for target in given.request.targets if flavour_of(target.backend, target.version) == flavour]
     refusing = {name for one in given.refused if not one.variants or variant.id in one.variants for name in one.targets}
     return not targets or any((target.id or target.name) not in refusing for target in targets)
-
-
-def _any_wanted(given: Given) -> bool:
-    """Where nobody can have anything that is said at once; the baseline comes with what can be had later."""
-    return any(_wanted(given, flavour, variant) for flavour, variant in itertools.product(given.request.flavours, given.request.variants))
 
 
 def _resolved(item: PreparedManifest) -> ResolvedPrepared:

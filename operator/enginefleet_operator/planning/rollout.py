@@ -14,6 +14,9 @@ from math import ceil, inf
 
 from enginefleet_api.labels import DRAINING
 
+PROBATION = 10.0
+"""Seconds for which all nodes must have been ready before a release is one to go back to: a server that ends at once was ready for a moment."""
+
 
 class State(Enum):
     """What a node is in the eyes of the rollout."""
@@ -57,10 +60,6 @@ class NodeState:
     """Its fingerprint: engines of several kinds may be equal to the byte, and have equal targets; each kind has a canary all the same."""
     unfit: str = ""
     """Why the pod of its target would not run there; what serves there stays."""
-
-
-PROBATION = 10.0
-"""Seconds for which all nodes must have been ready before a release is one to go back to: a server that ends at once was ready for a moment."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from enginefleet_api import labels
 from enginefleet_api.base import seconds
@@ -40,6 +41,13 @@ BROKEN = frozenset(
 """Reasons of a waiting container after which it does not get ready by itself soon."""
 
 
+class Goal(NamedTuple):
+    """The label that a node is to get, "" where no engine of its own has passed, and the fingerprint that this engine is for."""
+
+    label: str = ""
+    fingerprint: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class ClassRollout:
     """How one class stands; `standing` is what its status will say of it."""
@@ -69,8 +77,7 @@ def serving(
 ) -> Serving:
     """A node's target is the label of the engine that passed for its fingerprint; without one it keeps what it has."""
     key = labels.release_key(s.namespace, s.name)
-    goal: dict[str, str] = {}
-    kinds: dict[str, str] = {}
+    goals: dict[str, Goal] = {}
     releases: dict[str, str] = {}
     creates: dict[str, CreateWorkload] = {}
     for want in wanted:
@@ -85,12 +92,12 @@ def serving(
         releases[want.hardware_class.name] = release
         creates[name] = CreateWorkload(name, want.hardware_class.name, release, label, want.name, want.spec, blob, size)
         for node in want.nodes:
-            goal[node], kinds[node] = label, want.fingerprint
+            goals[node] = Goal(label, want.fingerprint)
     # looked up once a node, of which there may be thousands: not searched for each of them
     pods: dict[str, list[ServingPod]] = {}
     for pod in s.pods:
         pods.setdefault(pod.node, []).append(pod)
-    results = tuple(_class(s, hwc, releases.get(hwc.name, ""), goal, kinds, pods, now) for hwc in targets(s))
+    results = tuple(_class(s, hwc, releases.get(hwc.name, ""), goals, pods, now) for hwc in targets(s))
     used = {node.labels[key].removeprefix(labels.DRAINING) for node in s.nodes if key in node.labels}
     actions = _workloads(s, creates, used | {flip.value.removeprefix(labels.DRAINING) for c in results for flip in c.flips})
     # a label is set only where its workload is there to follow it, or is created in this very plan before it
@@ -107,15 +114,9 @@ def serving(
 
 
 def _class(
-    s: Snapshot,
-    hardware_class: HardwareClass,
-    release: str,
-    goal: Mapping[str, str],
-    kinds: Mapping[str, str],
-    pods: Mapping[str, list[ServingPod]],
-    now: float,
+    s: Snapshot, hardware_class: HardwareClass, release: str, goals: Mapping[str, Goal], pods: Mapping[str, list[ServingPod]], now: float
 ) -> ClassRollout:
-    """Where one class stands: towards `release`, or back from it. `goal`, `kinds`: label to get and fingerprint of a node."""
+    """Where one class stands: towards `release`, or back from it."""
     key = labels.release_key(s.namespace, s.name)
     before = next((c.rollout for c in s.status.classes if c.name == hardware_class.name), RolloutStatus())
     mine = nodes_of(s, hardware_class)
@@ -139,9 +140,8 @@ def _class(
     back = refused is not None  # also while what comes next is still being built
     stable = _labels_of(s, hardware_class, next((known for known in history if known != release), ""))
     states = tuple(
-        replace(state, kind=kinds.get(state.name, ""))
+        _state(s, key, node, goals.get(node.name, Goal()), stable, back, node.name in excused, pods.get(node.name, []), now)
         for node in mine
-        for state in [_state(s, key, node, goal.get(node.name, ""), stable, back, node.name in excused, pods.get(node.name, []), now)]
     )
     is_open, changes = windows.open_at(s.spec.rollout.windows, now)
     policy = _policy(s, promoted=bool(promoted), is_open=is_open, back=back)
@@ -267,13 +267,13 @@ def service_name(name: str, uid: str) -> str:
 
 
 def _state(
-    s: Snapshot, key: str, node: Node, goal: str, stable: Sequence[Kept], back: bool, excused: bool, pods: list[ServingPod], now: float
+    s: Snapshot, key: str, node: Node, goal: Goal, stable: Sequence[Kept], back: bool, excused: bool, pods: list[ServingPod], now: float
 ) -> rollout.NodeState:
     current = node.labels.get(key, "")
     mine = [p for p in pods if p.workload_label == current and not p.deleting]
     # an older release may be of another runtime image, under which the node has another fingerprint
     former = next((k.label for k in stable if _follows(k, node)), "")
-    target = former if back else goal
+    target = former if back else goal.label
     canary = s.spec.rollout.canary
     chosen = canary.node_selector if canary is not None else None
     return rollout.NodeState(
@@ -290,6 +290,7 @@ def _state(
         ready_since=max((p.since for p in mine if p.ready), default=0.0),
         excused=excused,
         unfit=s.unfit.get(node.name, ""),
+        kind=goal.fingerprint,
         may_be_canary=chosen is None or chosen.matches(node.labels),
     )
 
