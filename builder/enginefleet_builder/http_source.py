@@ -173,7 +173,7 @@ def checked_url(target: str, endpoint: str, origin: str, plain: bool = False) ->
             "SourceNotAllowed", f"{target}{via} is not a plain https address.", "Use https://host/path or s3://bucket/key."
         )
     if parts.scheme == "http" and not plain and not same_origin(parts, endpoint):
-        hint = "Use https://, s3:// with an endpoint, or write the digest that the data must have."
+        hint = "Use https://, s3:// with an endpoint, or write beside the uri the digest that it must have (the report of prepare on a local copy names it)."
         raise PermanentError("SourceNotAllowed", f"{target} is not encrypted.", hint)
     return parts
 
