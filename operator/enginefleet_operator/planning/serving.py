@@ -33,6 +33,8 @@ from .stages import Wanted, nodes_of, targets
 
 LOADING = 3600.0
 """Seconds after which images or an engine that are still on their way count as a failure: a pod that waits for a volume looks the same."""
+PLACING = 15.0
+"""Seconds for which a pod that the scheduler finds no place for is no failure: it may not have seen yet what a node was labelled with just now."""
 UNFIT = 60.0
 """Seconds after which a node on which the new pod would not run is looked at again: nothing tells us when another pod leaves."""
 BROKEN = frozenset(
@@ -297,7 +299,12 @@ def _state(
 
 def _failed(s: Snapshot, pod: ServingPod, now: float) -> bool:
     """It says why it can't serve, or progressDeadline has passed without a word."""
-    return not pod.ready and (pod.trouble is not None or now >= overdue_at(s, pod))
+    return not pod.ready and ((pod.trouble is not None and now >= placed_by(pod)) or now >= overdue_at(s, pod))
+
+
+def placed_by(pod: ServingPod) -> float:
+    """When its trouble is one: at once, unless it is the scheduler's."""
+    return pod.since + PLACING if pod.trouble is not None and pod.trouble[0] == "Unschedulable" else -math.inf
 
 
 def absent_at(s: Snapshot, node: Node) -> float:
@@ -317,7 +324,7 @@ def overdue_at(s: Snapshot, pod: ServingPod) -> float:
 
 def wakes(s: Snapshot, served: Serving, now: float) -> list[float]:
     """When the passing of time alone may change what is decided."""
-    found = [overdue_at(s, pod) for pod in s.pods if not pod.ready and not pod.deleting]
+    found = [at for pod in s.pods if not pod.ready and not pod.deleting for at in (overdue_at(s, pod), placed_by(pod))]
     empty = {n.name for c in served.classes for n in c.nodes if n.pods == 0 and n.target and n.current == n.target}
     found += [absent_at(s, node) for node in s.nodes if node.name in empty]
     found += [c.wake_at for c in served.classes if c.wake_at is not None]

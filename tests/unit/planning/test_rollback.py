@@ -11,6 +11,7 @@ from enginefleet_api import labels
 from enginefleet_operator.planning.decide import decide
 from enginefleet_operator.planning.model import Delete, KeepRevision, LabelNode, RestoreWorkload, Snapshot, StartBuild, StartPrepare
 from enginefleet_operator.planning.rollout import PROBATION
+from enginefleet_operator.planning.serving import PLACING
 
 from . import worlds as w
 from .test_decide import condition
@@ -293,6 +294,18 @@ def test_a_server_that_is_ready_for_a_moment_and_ends_is_rolled_back(nodes: int)
     assert condition(back, "Stalled")[1] == "RolledBack"
     # what lasts is what a later one goes back to
     assert standing(played(s)).stable_release == new
+
+
+def test_a_pod_that_the_scheduler_finds_no_place_for_fails_a_release_only_after_a_while() -> None:
+    good = first(1)
+    s, told = changed(good), ("Unschedulable", "2 nodes did not satisfy NodeAffinity.")
+    for _ in range(10):
+        s = w.follow(w.apply(s, decide(s, w.NOW)))
+        s = replace(s, pods=tuple(p if p in good.pods else replace(p, ready=False, trouble=told, since=w.NOW) for p in s.pods))
+    assert decide(s, w.NOW + 1).wake_at == w.NOW + PLACING
+    assert standing(w.apply(s, decide(s, w.NOW + 1))).refused is None
+    refused = standing(w.apply(s, decide(s, w.NOW + PLACING))).refused
+    assert (refused.release, refused.reason) == (standing(s).release, "CanaryFailed")
 
 
 def test_a_site_of_one_node_soaks_too() -> None:
