@@ -10,7 +10,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 SOURCES := crds operator agent builder cli localcluster tools demo bench tests examples
 
-.PHONY: help setup provide demo demo-fleet test check format generate bench lock images clean
+.PHONY: help setup provide demo demo-fleet test browser check format generate bench lock images clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -33,6 +33,9 @@ demo-fleet: provide ## thirty nodes of four classes: rollouts, a failed one, an 
 
 test: provide ## all tests, two files at a time; ARGS="tests/unit -k name" for some
 	@$(RUN) -m pytest $(if $(ARGS),$(ARGS),-n 2 --dist loadfile --no-loadscope-reorder)
+
+browser: setup ## the report's page in a real Chromium, which must be installed (a minute); ARGS="--screenshots FOLDER" keeps what it looked like
+	@$(RUN) -m pytest tests/browser $(ARGS)
 
 check: setup ## formatting, lint, types, layers, generated files
 	@$(RUN) -m tools.check $(ARGS)

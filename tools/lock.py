@@ -24,6 +24,7 @@ LOCKS: dict[str, tuple[str, ...]] = {
     "prepare": ("pyproject.toml", "requirements/prepare.in", "--extra", "prepare", *EXCLUDES),
     "accuracy": ("requirements/accuracy.in", "--no-deps"),
     "triton": ("requirements/triton.in", "--no-deps"),
+    "browser": ("requirements/browser.in",),
     "operator": ("pyproject.toml", "--extra", "operator"),
     "runtime-ort-1.24": ("pyproject.toml", "requirements/runtime-ort-1.24.in", "--extra", "quantize"),
     "runtime-ort-1.23": ("pyproject.toml", "requirements/runtime-ort-1.23.in", "--extra", "quantize"),

@@ -53,7 +53,7 @@ def thresholds(data: ReportData) -> Content:
             text(item.limit),
             (
                 short(item.measured),
-                (" (", text(item.of), ")") if item.of else None,
+                (" ", e("span", "(", text(item.of), ")", class_="of")) if item.of else None,
                 e("b", f", {', '.join(item.marks)}") if item.marks else None,
             ),
             interval(item.interval, ""),
@@ -242,7 +242,9 @@ def worst(data: ReportData) -> Content:
     if not data.worst:
         return None
     confidence = next((item.confidence for item in data.worst if item.confidence), None)
-    legend = f"Boxes: labelled dotted, FP32 dashed, engine solid, the last two from confidence {confidence} on."
+    legend = (
+        f"Boxes: labelled white and dotted, FP32 yellow and dashed, engine pink and solid, the last two from confidence {confidence} on."
+    )
     return (
         e("p", "The samples on which the engine lost most against FP32: look whether you would mind."),
         e("p", legend) if confidence else None,
@@ -254,7 +256,7 @@ def worst(data: ReportData) -> Content:
 def _figure(item: Worst) -> Element:
     records = [(e("br"), f"{who}: ", text(words)) for who, words in (("FP32", item.baseline), ("engine", item.engine)) if words]
     name = (text(item.identity), f" (sample {item.index})") if item.identity != str(item.index) else f"sample {item.index}"
-    return e("figure", _shown(item), e("figcaption", e("b", name), f", loss {short(item.loss)}", e("br"), text(item.why), records))
+    return e("figure", _shown(item), e("figcaption", e("b", name), f", loss\u00a0{short(item.loss)}", e("br"), text(item.why), records))
 
 
 def _shown(item: Worst) -> Element:

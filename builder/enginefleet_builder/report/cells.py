@@ -17,24 +17,31 @@ SIGNS = {Answer.PASS: ("✓", "Pass"), Answer.FAIL: ("✕", "Fail"), Answer.INCO
 
 
 def table(
-    caption: str, headings: Sequence[str], rows: Iterable[Sequence[Content]], *, numbers: Iterable[int] = (), plot: int | None = None
+    caption: str,
+    headings: Sequence[str],
+    rows: Iterable[Sequence[Content]],
+    *,
+    numbers: Iterable[int] = (),
+    plot: int | None = None,
+    kind: str | None = None,
 ) -> Element:
-    """The first cell of a row names it; a cell that is empty or None is unknown. `numbers`: columns that stand to the right; `plot`: the graph.
+    """The first cell of a row names it; a cell that is empty or None is unknown. `numbers`: columns that stand to the right; `plot`: the graph;
+    `kind`: its class for the style sheet.
 
     In a frame that scrolls sideways, by keyboard too, where the screen is narrow.
     """
     right = set(numbers)
 
-    def kind(column: int) -> str | None:
+    def kind_of(column: int) -> str | None:
         return "n" if column in right else "plot" if column == plot else None
 
     def cell(column: int, content: Content) -> Element:
         shown = "–" if content in (None, "") else content
-        return e("td", shown, class_=kind(column)) if column else e("th", shown, scope="row")
+        return e("td", shown, class_=kind_of(column)) if column else e("th", shown, scope="row")
 
-    head = [e("th", text, scope="col", class_=kind(column)) if text else e("td") for column, text in enumerate(headings)]
+    head = [e("th", text, scope="col", class_=kind_of(column)) if text else e("td") for column, text in enumerate(headings)]
     body = [e("tr", [cell(column, content) for column, content in enumerate(row)]) for row in rows]
-    inner = e("table", e("caption", caption), e("thead", e("tr", head)), e("tbody", body))
+    inner = e("table", e("caption", caption), e("thead", e("tr", head)), e("tbody", body), class_=kind)
     return e("div", inner, class_="scroll", tabindex="0", role="region", aria_label=f"Table: {caption}")
 
 
@@ -76,7 +83,8 @@ def percent(text: str) -> str:
 
 
 def count(value: int | None) -> str:
-    return "–" if value is None else f"{value:,}".replace(",", "\u202f")
+    """In groups of three from five digits on: with four it would differ from the plain numbers beside it."""
+    return "–" if value is None else str(value) if abs(value) < 10_000 else f"{value:,}".replace(",", "\u202f")
 
 
 def size(value: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from xml.etree.ElementTree import Element
@@ -72,12 +73,17 @@ def _sections(data: ReportData) -> Iterable[tuple[str, str, Content]]:
 
 
 def _name(data: ReportData) -> str:
-    return f"{data.name + ', ' if data.name else ''}{data.label} on {data.device or data.fingerprint}"
+    return f"{_engine(data)} on {data.device or data.fingerprint}"
+
+
+def _engine(data: ReportData) -> str:
+    return f"{data.name + ', ' if data.name else ''}{data.label}"
 
 
 def _header(data: ReportData) -> Iterable[Content]:
     sign, word = SIGNS[data.answer]
-    yield e("h1", text(_name(data)))
+    yield e("h1", text(_engine(data)))
+    yield e("p", "on ", text(data.device or data.fingerprint), class_="device")
     yield e("p", f"Judged {moment(data.judged)}, page made {moment(data.made)}, fingerprint ", e("code", data.fingerprint), class_="muted")
     yield e(
         "div",
@@ -107,8 +113,9 @@ def _tiles(data: ReportData) -> Iterable[Element]:
         yield tile(f"p95, batch {first.batch}", f"{short(first.p95)} ms", f"p50 {short(first.p50)} ms", f"{first.iterations} runs", marks)
     if data.speedup is not None:
         yield tile(
-            "speed-up against FP32",
+            "speed-up",
             f"{short(data.speedup.speedup, 2)} ×",
+            "against FP32",
             interval(data.speedup.interval),
             f"{data.speedup.blocks} pairs of blocks",
             ", ".join(speed.marked(data.speedup)),
@@ -119,7 +126,11 @@ def _tiles(data: ReportData) -> Iterable[Element]:
 
 
 def _facts(facts: Sequence[Fact], caption: str, where: Element) -> Content:
-    return (table(caption, ["what", "value"], [(text(fact.name), e("code", text(fact.value))) for fact in facts]), where) if facts else None
+    return (
+        (table(caption, ["what", "value"], [(text(fact.name), e("code", text(fact.value))) for fact in facts], kind="facts"), where)
+        if facts
+        else None
+    )
 
 
 def _exclusions(data: ReportData) -> Content:
@@ -133,7 +144,7 @@ def _exclusions(data: ReportData) -> Content:
 
 
 def _notes(data: ReportData) -> Content:
-    durations = ", ".join(f"{fact.name} {fact.value} s" for fact in data.durations)
+    durations = ", ".join(f"{fact.name} {fact.value}\u00a0s" for fact in data.durations)
     return (
         [
             (e("h3", heading), e("ul", [e("li", text(line)) for line in lines], class_="lines") if lines else e("p", "None."))
@@ -148,11 +159,16 @@ def _steps(data: ReportData) -> Content:
     return [
         (
             e("h3", step.title),
-            e("p", step.explanation),
+            e("p", _prose(step.explanation)),
             e("pre", e("code", step.command), tabindex="0", role="region", aria_label=f"Commands: {step.title}"),
         )
         for step in data.steps
     ]
+
+
+def _prose(words: str) -> Content:
+    """A sentence; digests and keys in it are code."""
+    return [e("code", part) if place % 2 else part for place, part in enumerate(re.split(r"\b([0-9a-f]{64})\b", words))]
 
 
 def _records(data: ReportData) -> Content:
