@@ -31,8 +31,8 @@ demo: provide ## the whole chain on a local cluster; ARGS=--keep leaves it runni
 demo-fleet: provide ## thirty nodes of four classes: rollouts, a failed one, an upgrade, nodes that are away (2 cores, 10 GB, under 10 minutes)
 	@$(RUN) -m demo.fleet $(ARGS)
 
-test: provide ## all tests, two files at a time; ARGS="tests/unit -k name" for some
-	@$(RUN) -m pytest $(if $(ARGS),$(ARGS),-n 2 --dist loadfile --no-loadscope-reorder)
+test: provide ## all tests, four files at a time: half of them wait; ARGS="tests/unit -k name" for some
+	@$(RUN) -m pytest $(if $(ARGS),$(ARGS),-n 4 --dist loadfile --no-loadscope-reorder)
 
 browser: setup ## the report's page in a real Chromium, which must be installed (a minute); ARGS="--screenshots FOLDER" keeps what it looked like
 	@$(RUN) -m pytest tests/browser $(ARGS)

@@ -1,6 +1,7 @@
 """Accuracy by precision on real networks, through prepare, build and gate as a fleet uses them: docs/benchmarks/accuracy.md and .json.
 
     .venv/bin/python -m bench.accuracy [--only NAME] [--small]
+    .venv/bin/python -m bench.accuracy --quantizer modelopt     # INT8 by ModelOpt alone, beside what was measured before
     .venv/bin/python -m bench.accuracy --render        # write the page again from the .json; nothing is measured
 
 Networks and fonts come from Python packages (requirements/accuracy.lock), installed into the cache folder without what they depend on: only their
@@ -31,9 +32,10 @@ from enginefleet_api import fingerprint, identity
 from enginefleet_api.errors import EngineFleetError
 from enginefleet_api.jobs import BuildReport, BuildRequest, PrepareReport, PrepareRequest, ResolvedPrepared, Source, StoreRef
 from enginefleet_api.resources import Benchmark, Calibration, InputSpec, Preprocessing, Validation
-from enginefleet_api.variants import rungs
+from enginefleet_api.variants import Variant, rungs
 from enginefleet_builder.build.job import build
 from enginefleet_builder.io import PlainProgress
+from enginefleet_builder.prepare.convert import Converter, Made
 from enginefleet_builder.prepare.job import prepare
 from enginefleet_builder.probe import host_facts, onnxruntime_facts
 from examples.mnist import train
@@ -219,27 +221,58 @@ def request_for(
     )
 
 
+class ModelOptInt8(Converter):
+    """INT8 as flavour tensorrt-10 gets it from ModelOpt, but the rest stays in FP32: ONNX Runtime's CPU kernel truncates FP16 values that it
+    quantizes (docs/decisions/0012), so the finished file would be judged for what no TensorRT does."""
+
+    rest: Mapping[str, str] = {}
+
+    def make(self, flavour: str, variant: Variant, folder: Path) -> Made:
+        """`flavour` is onnxruntime, which is to run it."""
+        return super().make("tensorrt-10" if variant.precision == "int8" else flavour, variant, folder)
+
+
+def measure_modelopt(network: Network, folder: Path, small: bool) -> dict[str, Any]:
+    """ModelOpt's INT8: entropy, max, and repaired."""
+    request, judged = _request(network, folder, small)
+    request = request.model_copy(update={"variants": [variant for variant in request.variants if variant.precision == "int8"]})
+    rows, _ = _rows(network, request, judged, ModelOptInt8)
+    return {"name": network.name, "modelopt": {"measured": here(), "variants": rows}}
+
+
 def measure(network: Network, folder: Path, small: bool) -> dict[str, Any]:
-    calibration, validation = (count // 8 if small else count for count in network.samples)
-    request = request_for(network, folder, calibration, validation, min_validation=50, flavour="onnxruntime")
-    judged = request.validation
-    assert judged is not None
-    rows = []
-    for variant in request.variants:
-        began = time.monotonic()
-        prepared = prepare(request.model_copy(update={"variants": [variant]}), PlainProgress())
-        rows.append(_row(request, judged, prepared, time.monotonic() - began))
-        print(f"bench: {network.name}: {rows[-1]}", file=sys.stderr, flush=True)
+    request, judged = _request(network, folder, small)
+    rows, prepared = _rows(network, request, judged, Converter)
     baseline = prepared.baseline
     return {
         "name": network.name,
         "source": f"{network.source} {version_of(place(network), network.source)}".strip() if network.model else network.source,
         "measured": here(),
         "metric": judged.metric,
-        "calibrationSamples": calibration if network.model else network.samples[0],
+        "calibrationSamples": network.samples[0] // 8 if small and network.model else network.samples[0],
         "baseline": baseline.to_json_dict() if baseline else None,
         "variants": rows,
     }
+
+
+def _request(network: Network, folder: Path, small: bool) -> tuple[PrepareRequest, Validation]:
+    calibration, validation = (count // 8 if small else count for count in network.samples)
+    request = request_for(network, folder, calibration, validation, min_validation=50, flavour="onnxruntime")
+    assert request.validation is not None
+    return request, request.validation
+
+
+def _rows(
+    network: Network, request: PrepareRequest, judged: Validation, kind: type[Converter]
+) -> tuple[list[dict[str, Any]], PrepareReport]:
+    """(a row for each variant, the last report)."""
+    rows = []
+    for variant in request.variants:
+        began = time.monotonic()
+        prepared = prepare(request.model_copy(update={"variants": [variant]}), PlainProgress(), kind)
+        rows.append(_row(request, judged, prepared, time.monotonic() - began))
+        print(f"bench: {network.name}: {rows[-1]}", file=sys.stderr, flush=True)
+    return rows, prepared
 
 
 def _row(request: PrepareRequest, judged: Validation, prepared: PrepareReport, seconds: float) -> dict[str, Any]:
@@ -328,8 +361,11 @@ def table(result: Mapping[str, Any]) -> str:
         "prepare Job for that variant (the FP32 baseline falls to the first), milliseconds the median of batch 1. The machine did other work beside it:",
         "times are for orientation only.",
         "",
-        "INT8 rows, repaired ones too, were made by ONNX Runtime's quantizer, as [decision 0012](../decisions/0012-which-quantizer-for-which-runtime.md)",
-        "says for this flavour, FP16 rows by ModelOpt's AutoCast. FP32 is measured on the whole validation set when a model is prepared; an engine is judged",
+        "INT8 rows of a first table, repaired ones too, were made by ONNX Runtime's quantizer, as",
+        "[decision 0012](../decisions/0012-which-quantizer-for-which-runtime.md) says for this flavour, FP16 rows by ModelOpt's AutoCast. A second table shows",
+        "ModelOpt's INT8 as TensorRT 10 and later get it, except that the rest stays in FP32: all of it ran in ONNX Runtime on a CPU, whose kernels distort",
+        "the rest in FP16 (the same decision), so accuracy is comparable and milliseconds are not those of any TensorRT engine; such engines were measured",
+        "[on a GPU](tensorrt-h200.json). FP32 is measured on the whole validation set when a model is prepared; an engine is judged",
         "on at most 1000 of its samples (the default of `onDevice.maxSamples`), and so is the FP32 that its drop is against. The column counts these.",
         "",
     ]
@@ -341,26 +377,35 @@ def table(result: Mapping[str, Any]) -> str:
             "",
             f"{network['source']}; {network['metric']}; FP32 {found}, {network['calibrationSamples']} calibration samples.",
             "",
-            "| variant | samples | value | interval | drop | interval of the drop | prepare, s | p50, ms | bytes |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+            *_rendered(network["variants"]),
         ]
-        for row in network["variants"]:
-            if "failure" in row:
-                lines.append(f"| {row['variant']} | | {row['failure']} | | | | {row['prepareSeconds']} | | |")
-                continue
-            spans = (" to ".join(row[key]) for key in ("interval", "dropInterval"))
-            value, drop = next(spans), next(spans)
-            cells = [_named(row), row["samples"], row["value"], value, row["drop"], drop, row["prepareSeconds"], row["p50ms"], row["bytes"]]
-            lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
-        lines += ["", *(f"- {note}" for row in network["variants"] for note in row.get("notes", []) if "repaired" in note), ""]
-        lines += [_measured(network["measured"]), ""]
+        lines += [_measured(network["measured"], "quantized to INT8, and ran all"), ""]
+        if (other := network.get("modelopt")) is not None:
+            lines += ["INT8 by ModelOpt, the rest in FP32:", "", *_rendered(other["variants"]), _measured(other["measured"], "ran all"), ""]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _measured(where: Mapping[str, Any]) -> str:
+def _rendered(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = [
+        "| variant | samples | value | interval | drop | interval of the drop | prepare, s | p50, ms | bytes |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        if "failure" in row:
+            lines.append(f"| {row['variant']} | | {row['failure']} | | | | {row['prepareSeconds']} | | |")
+            continue
+        spans = (" to ".join(row[key]) for key in ("interval", "dropInterval"))
+        value, drop = next(spans), next(spans)
+        cells = [_named(row), row["samples"], row["value"], value, row["drop"], drop, row["prepareSeconds"], row["p50ms"], row["bytes"]]
+        lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
+    return [*lines, "", *(f"- {note}" for row in rows for note in row.get("notes", []) if "repaired" in note), ""]
+
+
+def _measured(where: Mapping[str, Any], did: str) -> str:
     """A network's own: another one may have been measured elsewhere, at another time."""
     made, tools = where["machine"], where["tools"]
-    used = f"ONNX Runtime {tools['onnxruntime']} (quantized to INT8, and ran all), ModelOpt {tools['nvidia-modelopt']} (converted to FP16)"
+    other = "quantized to INT8" if did == "ran all" else "converted to FP16"
+    used = f"ONNX Runtime {tools['onnxruntime']} ({did}), ModelOpt {tools['nvidia-modelopt']} ({other})"
     return f"Measured on {where['date']}: {made['cpu']}, {made['cores']} cores; {used}."
 
 
@@ -375,20 +420,23 @@ def _named(row: Mapping[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description=__doc__)
     parser.add_argument("--only", action="append", help="names of networks; default: all")
-    parser.add_argument("--small", action="store_true", help="an eighth of the samples, and nothing is written")
+    parser.add_argument("--small", action="store_true", help="an eighth of the samples; shown, and not written")
+    parser.add_argument(
+        "--quantizer", choices=("onnxruntime", "modelopt"), default="onnxruntime", help="modelopt: its INT8 alone, for the second table"
+    )
     parser.add_argument("--render", action="store_true", help="write the page again from what was measured")
     options = parser.parse_args(argv)
     if options.render:
         TABLE.write_text(table(json.loads(RESULT.read_text())))
         return 0
-    done: list[dict[str, Any]] = []
+    take = measure_modelopt if options.quantizer == "modelopt" else measure
     for network in NETWORKS:
         if options.only and network.name not in options.only:
             continue
         with tempfile.TemporaryDirectory(prefix="accuracy-") as folder:
-            done.append(measure(network, Path(folder), options.small))
+            done = take(network, Path(folder), options.small)
         if options.small:
-            print(table({"networks": done}))
+            print(json.dumps(done, indent=2))
         else:
             write(done)
     return 0
@@ -400,13 +448,11 @@ def here() -> dict[str, Any]:
     return {"date": datetime.now(UTC).date().isoformat(), "machine": machine(), "tools": tools}
 
 
-def write(done: Sequence[Mapping[str, Any]]) -> None:
-    """After each network: what was measured before in another run stays."""
-    names = {network["name"] for network in done}
-    before = json.loads(RESULT.read_text())["networks"] if RESULT.exists() else []
-    order = [network.name for network in NETWORKS]
-    kept = [network for network in before if network["name"] not in names and network["name"] in order]
-    result = {"networks": sorted([*kept, *done], key=lambda item: order.index(str(item["name"])))}
+def write(done: Mapping[str, Any]) -> None:
+    """After each network: what was measured in another run, of others or by the other quantizer, stays."""
+    before = {network["name"]: network for network in json.loads(RESULT.read_text())["networks"]} if RESULT.exists() else {}
+    known = before | {done["name"]: before.get(done["name"], {}) | done}
+    result = {"networks": [known[network.name] for network in NETWORKS if network.name in known]}
     RESULT.parent.mkdir(parents=True, exist_ok=True)
     RESULT.write_text(json.dumps(result, indent=2) + "\n")
     TABLE.write_text(table(result))

@@ -1,7 +1,8 @@
 """Peak memory of quantizing with pictures of 640 x 640: docs/benchmarks/quantizer-memory.json. It must not grow with their number.
 
-    .venv/bin/python -m bench.quantizer_memory [--samples 200 1000]
+    .venv/bin/python -m bench.quantizer_memory [--samples 200 1000] [--flavour tensorrt-8] [--method repaired]
 
+What was measured before of other flavours, methods and numbers stays. `repaired` calibrates by both methods, and then searches for the layers to keep.
 Pictures are made when they are asked for, so that what is measured is the quantizer. Each measurement is a process of its own; for ModelOpt the
 process that holds it is its child. Resident memory of process and children is read from the kernel.
 """
@@ -9,13 +10,14 @@ process that holds it is its child. Resident memory of process and children is r
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ from enginefleet_builder.prepare.convert import converter
 from tools.bootstrap import ROOT
 
 RESULT = ROOT / "docs" / "benchmarks" / "quantizer-memory.json"
+FLAVOURS = ("onnxruntime", "tensorrt-10", "tensorrt-8")
+METHODS = ("max", "entropy", "repaired")
 SIDE = 640
 
 
@@ -64,12 +68,13 @@ def picture(index: int) -> dict[str, Any]:
 def one(flavour: str, method: str, samples: int) -> dict[str, Any]:
     """In this process: what it took."""
     began = time.monotonic()
+    variant = {"precision": "int8", "repaired": True} if method == "repaired" else {"precision": "int8", "method": method}
     with tempfile.TemporaryDirectory(prefix="memory-") as name:
         folder = Path(name)
         onnx.save(network(), folder / "model.onnx")
         dataset = Dataset(samples, None, (), picture)
         with converter(folder / "model.onnx", Calibration(uri="file:///x"), dataset, [], folder / "scratch", Progress()) as made:
-            made.make(flavour, Variant.model_validate({"precision": "int8", "method": method}), folder / "out")
+            made.make(flavour, Variant.model_validate(variant), folder / "out")
     own, child = (resource.getrusage(who).ru_maxrss / 1e3 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     seconds = round(time.monotonic() - began, 1)
     return {
@@ -80,22 +85,31 @@ def one(flavour: str, method: str, samples: int) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.quantizer_memory", description=__doc__)
     parser.add_argument("--samples", nargs="+", type=int, default=[200, 1000])
+    parser.add_argument("--flavour", nargs="+", choices=FLAVOURS, default=FLAVOURS)
+    parser.add_argument("--method", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--one", nargs=3, metavar=("FLAVOUR", "METHOD", "SAMPLES"), help="measure in this process and print it")
     options = parser.parse_args(argv)
     if options.one:
         flavour, method, samples = options.one
         print(json.dumps(one(flavour, method, int(samples))))
         return 0
-    rows = []
-    for flavour in ("onnxruntime", "tensorrt-10"):
-        for method in ("max", "entropy"):
-            for samples in options.samples:
-                command = [sys.executable, "-m", "bench.quantizer_memory", "--one", flavour, method, str(samples)]
-                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-                rows.append(json.loads(done.stdout.splitlines()[-1]))
-                print(f"bench: {rows[-1]}", file=sys.stderr, flush=True)
-    RESULT.write_text(json.dumps({"machine": machine(), "side": SIDE, "rows": rows}, indent=2) + "\n")
+    cpu = machine()["cpu"]
+    for flavour, method, samples in itertools.product(options.flavour, options.method, options.samples):
+        command = [sys.executable, "-m", "bench.quantizer_memory", "--one", flavour, method, str(samples)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        row = json.loads(done.stdout.splitlines()[-1]) | {"cpu": cpu}
+        print(f"bench: {row}", file=sys.stderr, flush=True)
+        write(row)
     return 0
+
+
+def write(row: Mapping[str, Any]) -> None:
+    def place(row: Mapping[str, Any]) -> tuple[int, int, int]:
+        return FLAVOURS.index(row["flavour"]), METHODS.index(row["method"]), row["samples"]
+
+    before = json.loads(RESULT.read_text())["rows"] if RESULT.exists() else []
+    rows = sorted([*(other for other in before if place(other) != place(row)), row], key=place)
+    RESULT.write_text(json.dumps({"side": SIDE, "rows": rows}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

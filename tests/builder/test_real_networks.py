@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import pytest
 
-from bench.accuracy import NETWORKS, RESULT, TABLE, Network, request_for, table
+from bench.accuracy import NETWORKS, RESULT, TABLE, ModelOptInt8, Network, request_for, table
 from enginefleet_api.documents import PreparedManifest
 from enginefleet_api.variants import Variant
 from enginefleet_builder.io import PlainProgress
@@ -52,6 +52,19 @@ def test_modelopt_converts_it_keeps_its_interface_and_stays_close(network: Netwo
             assert float(manifest.recipe["cosine"]) > 0.95
         else:
             _close(model, path)
+
+
+def test_modelopts_int8_with_the_rest_in_fp32_is_what_the_second_table_measures(tmp_path: Path) -> None:
+    network = next(n for n in NETWORKS if n.train)
+    request = request_for(network, tmp_path, FEW, FEW, min_validation=FEW, flavour="onnxruntime")
+    report = prepare(request.model_copy(update={"variants": VARIANTS[:1]}), PlainProgress(), ModelOptInt8)
+    records = Records(open_store(request.store))
+    manifest = records.prepared(report.prepared[0].prepared_key)
+    assert manifest is not None
+    assert manifest.qdq_nodes > 4
+    assert (manifest.recipe["tool"], manifest.recipe["rest"], manifest.recipe["method"]) == ("modelopt", "fp32", "max")
+    made = onnx.load(_fetched(records, manifest, tmp_path / "made"))
+    assert onnx.TensorProto.FLOAT16 not in {tensor.data_type for tensor in made.graph.initializer}
 
 
 def _stored(model: onnx.ModelProto) -> set[str]:

@@ -12,7 +12,7 @@ A change here that gives another file raises identity.PREPARE_RECIPE.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -41,6 +41,8 @@ CAST_SAMPLES, SAMPLES = 4, 32
 """Samples that AutoCast sees with all their tensors, and that closeness is measured on."""
 ALIKE = 0.9999
 """Cosine of outputs that should be the same but for rounding."""
+REST: Mapping[str, str] = {"tensorrt-10": "fp16"}
+"""By flavour: what an INT8 file has where it is not quantized. Others have FP32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class Made:
 
 class Converter:
     """One model and its calibration set. What several variants need (folded model, calibrated scales) is made once."""
+
+    rest = REST
 
     def __init__(
         self,
@@ -220,10 +224,9 @@ class Converter:
         onnx.save(model, plain)
         restored = self._restored(plain)
         cosine = self._close(plain, plain, self._samples())
-        rest = "fp32"
-        if flavour == "tensorrt-10":
+        rest = self.rest.get(flavour, "fp32")
+        if rest == "fp16":
             # ONNX Runtime's CPU kernel for FP16 input truncates where it should round, so closeness is measured before this step
-            rest = "fp16"
             self._modelopt().rest(plain, target)
             qdq.check_scales(self._restored(target))
             self._require_running(target)
@@ -301,11 +304,17 @@ class Converter:
 
 @contextmanager
 def converter(
-    path: Path, calibration: Calibration | None, dataset: Dataset | None, profiles: Sequence[InputSpec], scratch: Path, progress: Progress
+    path: Path,
+    calibration: Calibration | None,
+    dataset: Dataset | None,
+    profiles: Sequence[InputSpec],
+    scratch: Path,
+    progress: Progress,
+    kind: type[Converter] = Converter,
 ) -> Iterator[Converter]:
     """`dataset`: the calibration set, or None. `scratch`: a folder of its own; three times the model's size is used there."""
     with ExitStack() as stack:
-        yield Converter(path, calibration, dataset, profiles, scratch, progress, stack)
+        yield kind(path, calibration, dataset, profiles, scratch, progress, stack)
 
 
 def require_possible(flavour: str, variant: Variant) -> None:

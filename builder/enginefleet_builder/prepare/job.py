@@ -33,8 +33,9 @@ FAR = 0.9
 """Smallest cosine to the FP32 outputs below which a note says so: what judges is the gate, with the task's own metric."""
 
 
-def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
-    """Raises EngineFleetError; see preflight.py, convert.py, baseline.py, gate/datasets.py and sources.py for the reasons."""
+def prepare(request: PrepareRequest, progress: Progress, kind: type[Converter] = Converter) -> PrepareReport:
+    """Raises EngineFleetError; see preflight.py, convert.py, baseline.py, gate/datasets.py and sources.py for the reasons. `kind`: a
+    Converter that leaves out a step, for a measurement (bench/accuracy.py)."""
     started = time.monotonic()
     require_possible(request)
     records = Records(open_store(request.store, progress=progress))
@@ -46,7 +47,7 @@ def prepare(request: PrepareRequest, progress: Progress) -> PrepareReport:
         # the baseline comes with what can be had later
         baseline, fresh = _baseline(given, records, progress) if wanted else (None, False)
         dataset = given.calibration.dataset if given.calibration else None
-        with converter(given.path, request.calibration, dataset, request.inputs, Path(folder) / "scratch", progress) as one:
+        with converter(given.path, request.calibration, dataset, request.inputs, Path(folder) / "scratch", progress, kind) as one:
             for flavour, variant in wanted:
                 try:
                     manifest, made = _prepared(given, flavour, variant, one, records, Path(folder), progress)
