@@ -26,9 +26,8 @@ A *warning* is kept in the build's record and is no failure. What is found in a 
 
 {failures}
 
-The table is [failures.json](../builder/enginefleet_builder/backends/failures.json), of {failures_of}. `ENGINEFLEET_FAILURES`
-in the runtime image names another file of the same form, so that a new text needs no release of EngineFleet. It is checked when it is loaded. Reports are
-threads on GitHub, as owner/repository#number.
+The table is [failures.json](../builder/enginefleet_builder/backends/failures.json), of {failures_of}. A newer one needs no release of EngineFleet: see
+[below](#newer-tables). Reports are threads on GitHub, as owner/repository#number.
 
 ## Combinations that are known to break
 
@@ -36,8 +35,27 @@ Preflight names them where release, board, precision and operators meet (`KnownT
 
 {known}
 
-They are part of [targets.json](../builder/enginefleet_builder/prepare/targets.json), of {known_of}; `ENGINEFLEET_TARGETS`
-in the prepare image names another file.
+They are part of [targets.json](../builder/enginefleet_builder/prepare/targets.json), of {known_of}, with what releases and devices take
+([preflight.md](preflight.md)).
+
+## Newer tables
+
+Both tables are files of a ConfigMap, too, which prepare and build Jobs mount from their own namespace where it is there:
+
+```
+kubectl create configmap enginefleet-tables -n NAMESPACE --from-file=failures.json --from-file=targets.json
+```
+
+Either file may be left out. A file replaces the whole table, so begin with a copy of the one above, and set `updated`. The name is the operator's
+`--tables` (`ENGINEFLEET_TABLES_CONFIGMAP`; empty: none is mounted). Neither operator nor images are restarted: the next Job has it. What was decided before
+stays; `enginefleet.io/retry` builds again, `enginefleet.io/refresh` prepares again. Servers classify what they log with the program's own table.
+
+A table is checked when it is loaded. One that is wrong, or whose `updated` is before that of the program's own (it stayed behind when EngineFleet was
+updated), is left aside, and the program's own is used: no Job fails for it. `TargetsInvalid` (an event of the ModelDeployment, and a note of prepare) and
+`FailuresInvalid` (a warning of the build's record) name the file and the place in it; a failure whose text is not known repeats the latter.
+
+By hand `ENGINEFLEET_TABLES` names a folder with such files. `ENGINEFLEET_FAILURES` and `ENGINEFLEET_TARGETS` name one file each, for instance in an
+image, and count where the folder has none.
 """
 
 

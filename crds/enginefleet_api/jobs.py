@@ -20,6 +20,8 @@ from .resources import Benchmark, Calibration, InputSpec, ModelExport, Preproces
 from .variants import Variant
 
 REQUEST_VARIABLE = "ENGINEFLEET_REQUEST"
+TABLES_VARIABLE = "ENGINEFLEET_TABLES"
+"""Names the folder whose failures.json and targets.json, where they are there, replace the builder's own."""
 REPORT_LIMIT = 4000
 """The kubelet keeps 4096 bytes of a termination message."""
 TERMINATION_LOG = "/dev/termination-log"

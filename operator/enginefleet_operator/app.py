@@ -20,6 +20,7 @@ from .kube import metrics as metrics_
 from .kube import views
 from .kube.access import Access
 from .kube.client import ApiClient
+from .kube.contract import Definitions
 from .kube.events import EventRecorder
 from .kube.kinds import (
     DAEMONSETS,
@@ -61,6 +62,7 @@ class Operator:
         self._tasks: list[asyncio.Task[None]] = []
         self.lease = LeaderElection(lease_client, namespace=settings.namespace, on_lost=self._lost, timing=timing)
         self.recorder = EventRecorder(client, instance=self.lease.identity)
+        self.definitions = Definitions(client)
         self.nodes = Reflector(client, NODES, project=project_node, on_event=self._node_changed)
         self.fingerprints = Reflector(client, NODE_FINGERPRINTS, project=views.node_fingerprint, on_event=self._fingerprint_changed)
         self.hardware = Reflector(client, HARDWARE_CLASSES, project=views.hardware_class, on_event=self._class_changed)
@@ -145,12 +147,14 @@ class Operator:
         """Reflectors and lease first; workers once both are there, so that a second operator only watches."""
         for reflector in self.reflectors:
             self._spawn(reflector.run(), f"watch {reflector.resource.plural}")
+        self._spawn(self.definitions.wait(), "definitions")
         self._spawn(self.lease.run(), "lease")
         self._spawn(self.recorder.run(), "events")
         self._spawn(self._lead(), "workers")
 
     async def _lead(self) -> None:
         await self.lease.held.wait()
+        await self.definitions.right.wait()
         for reflector in self.reflectors:
             await reflector.synced.wait()
         self._everything()
@@ -192,7 +196,7 @@ class Operator:
     def probes(self) -> Any:
         live = [metrics_.queue_moves("modeldeployment", self.models), metrics_.queue_moves("hardwareclass", self.classes)]
         live += [metrics_.reflector_hears(r) for r in self.reflectors] + [metrics_.lease_not_lost(self.lease)]
-        return metrics_.probes(self.metrics, live, [metrics_.reflector_synced(r) for r in self.reflectors])
+        return metrics_.probes(self.metrics, live, [*map(metrics_.reflector_synced, self.reflectors), lambda: self.definitions.trouble])
 
 
 def _namespace(obj: Any) -> tuple[str, str]:
@@ -266,6 +270,7 @@ async def run(arguments: argparse.Namespace) -> int:
         cache_path=arguments.cache_path,
         leave_grace=arguments.leave_grace,
         prepare_image=arguments.prepare_image,
+        tables=arguments.tables,
     )
     timing = Timing(duration=arguments.lease_seconds, deadline=arguments.lease_seconds * 2 / 3, renew=arguments.lease_seconds / 3)
     async with (
@@ -314,6 +319,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--prepare-image",
         default=env.get("ENGINEFLEET_PREPARE_IMAGE", ""),
         help="image of prepare Jobs whose HardwareClass names none (default: the class's runtime image)",
+    )
+    parser.add_argument(
+        "--tables",
+        default=env.get("ENGINEFLEET_TABLES_CONFIGMAP", Settings().tables),
+        help="name of the ConfigMap that prepare and build Jobs mount from their namespace where it is there (empty: none is mounted)",
     )
     parser.add_argument(
         "--leave-grace",

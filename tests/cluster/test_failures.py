@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from enginefleet_builder.prepare import targets
 from localcluster import NodeSpec
 
 from .fleet import MNIST, Fleet, Site
@@ -154,6 +156,28 @@ def small(fleet: Fleet) -> Iterator[Site]:
     made = Site(fleet, nodes="cpu-b", prefix=PREFIX)
     yield made
     made.close()
+
+
+def test_a_newer_table_in_a_config_map_reaches_the_jobs_and_a_wrong_one_stops_none(fleet: Fleet, small: Site) -> None:
+    site = small
+    bad = {"operators": ["Conv"], "severity": "error", "what": "it breaks", "hint": "Wait.", "references": ["owner/repository#1"]}
+    newer = targets.load().to_json_dict() | {"updated": "2099-01-01", "knownBad": [bad]}
+
+    def tables(text: str) -> dict[str, Any]:
+        metadata = {"name": "enginefleet-tables", "namespace": site.namespace}
+        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"targets.json": text}}
+
+    fleet.apply(site.namespace_object(), tables(json.dumps(newer)))
+    site.apply_all()
+    found = site.wait_reason("KnownTrouble", seconds=90)
+    assert "Conv: it breaks (owner/repository#1)" in found["message"]
+    assert site.workloads() == []
+    # of no use, which is told, and no reason to make nothing: the program's own knows of no trouble
+    fleet.apply(tables("{"))
+    fleet.kube.kubectl("annotate", "mdep", site.name, "-n", site.namespace, "enginefleet.io/refresh=now")
+    site.wait_ready()
+    events = fleet.world.all("event", site.namespace)
+    assert any(e["reason"] == "TargetsInvalid" and "/etc/enginefleet/tables/targets.json" in e.get("note", "") for e in events)
 
 
 def test_a_store_that_is_down_is_retried_and_serving_goes_on(fleet: Fleet, small: Site) -> None:

@@ -231,7 +231,7 @@ class TensorRt:
                     raise
                 raise Unbuilt(error, worker.diagnosis.layer) from error
             log = worker.log()
-        warnings = [*texts.warnings(worker.lines, library=worker.library), *answer["plan"]["notes"], *notes]
+        warnings = [*texts.left_aside(), *texts.warnings(worker.lines, library=worker.library), *answer["plan"]["notes"], *notes]
         if recipe.get("dla"):
             warnings.append(f"DLA: {answer['on_dla']} of {answer['layers']} layers of the network may run there, the others on the GPU.")
             placed = answer["placed"]

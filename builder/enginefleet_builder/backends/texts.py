@@ -1,12 +1,11 @@
 """From what TensorRT logs to a reason, a class and words: the table in failures.json, applied.
 
 TensorRT gives its reasons to a logger only and answers None; and an early failure brings later ones, so that the earliest line that says
-something is the cause. ENGINEFLEET_FAILURES names another table (a mounted ConfigMap), so that a new text needs no release of ours.
+something is the cause. A mounted ConfigMap or ENGINEFLEET_FAILURES gives another table, so that a new text needs no release of ours.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +19,10 @@ from pydantic import Field
 from enginefleet_api.base import Contract
 from enginefleet_api.errors import EngineFleetError, EnvironmentFault, FailureClass, PermanentError, TransientFault
 
-from ..tables import read_table
+from ..tables import Chosen, candidates, choose, read_table, told
 from .classify import crashed
 
+FAILURES = Path(__file__).with_name("failures.json")
 FAILURES_VARIABLE = "ENGINEFLEET_FAILURES"
 MOST_LINES = 20_000
 """Log lines that are looked at, the first ones: a cause stands early."""
@@ -92,8 +92,23 @@ class Diagnosis:
 
 
 def load(path: Path | None = None) -> Table:
-    """The table at `path`, else at ENGINEFLEET_FAILURES, else ours. Raises PermanentError `FailuresInvalid` that names the place."""
-    return _load(path or Path(os.environ.get(FAILURES_VARIABLE) or Path(__file__).with_name("failures.json")))
+    """The table at `path`, for which PermanentError `FailuresInvalid` names what is wrong; without it the one that is in use."""
+    return _load(path) if path else chosen().table
+
+
+def chosen() -> Chosen[Table]:
+    """The mounted table, that of ENGINEFLEET_FAILURES, or ours; and what is wrong with those that are left aside."""
+    return _chosen(candidates(FAILURES.name, FAILURES_VARIABLE))
+
+
+@cache
+def _chosen(others: tuple[Path, ...]) -> Chosen[Table]:
+    return choose(_load(FAILURES), others, _load, _invalid)
+
+
+def left_aside() -> list[str]:
+    """Warnings of tables that are not used."""
+    return [told(problem) for problem in chosen().problems]
 
 
 @cache
@@ -116,8 +131,8 @@ def _check_entry(entry: Failure) -> None:
 
 
 def _invalid(path: Path, what: str) -> PermanentError:
-    hint = f"Correct the file, or leave {FAILURES_VARIABLE} out to use the table that comes with the program."
-    return PermanentError("FailuresInvalid", f"{path} is no table of failures of schema version 1: {what}.", hint)
+    hint = f"Correct the file (of the ConfigMap, or the one that {FAILURES_VARIABLE} names), or remove it."
+    return PermanentError("FailuresInvalid", f"{path} is not a usable table of failures (schema version 1): {what}.", hint)
 
 
 def classify(lines: Sequence[str], *, doing: str, facts: Mapping[str, Any]) -> EngineFleetError:
@@ -162,6 +177,8 @@ def diagnose(lines: Sequence[str], *, doing: str, facts: Mapping[str, Any]) -> D
     reason = _UNKNOWN.get(doing, "InferenceFailed")
     said = " … ".join(_sentence(line) for line in _first_and_last(spoken or log)) or "It logged nothing."
     hint = "The log has more; try the model with trtexec of the same release." if doing in ("parse", "build") else "The log has more."
+    # a text that is not known here may be known to the table that was to be used
+    hint = " ".join([hint, *left_aside()])
     return Diagnosis(PermanentError(reason, f"{words['library']} failed to {doing}. {said}", hint), (spoken or [""])[0], layer)
 
 

@@ -17,7 +17,8 @@ from enginefleet_api.errors import EngineFleetError, FailureClass, PermanentErro
 from ..backends.child import Child
 from ..backends.onnxruntime import open_session
 from ..io import Progress
-from . import cures
+from ..tables import told
+from . import cures, targets
 from .checks import Asked
 from .findings import Finding, fatal
 from .inspector import broken, too_demanding
@@ -40,7 +41,7 @@ def preflight(path: Path, asked: Asked, progress: Progress, cure_into: Path | No
     Never raises for what is in the file; TransientFault when the work must end.
     """
     progress("preflight")
-    found: list[Finding] = []
+    found = [Finding("warning", problem.reason, told(problem).partition(": ")[2], problem.hint) for problem in targets.chosen().problems]
     target, cured = path, False
     with Child(INSPECTOR, progress, without_credentials(os.environ)) as child:
         _ask(child, {"do": "check", "path": str(path), "asked": asked.to_json_dict()}, found)
@@ -100,7 +101,7 @@ UNREAD = (
 
 def _unread(found: list[Finding]) -> bool:
     """Whether there is no parsed model, or no process that holds it."""
-    return any(finding.reason in UNREAD for finding in found) or any(finding.reason == "TargetsInvalid" for finding in found)
+    return any(finding.reason in UNREAD for finding in found)
 
 
 def _loads(path: Path, progress: Progress, *, curable: bool) -> list[Finding]:

@@ -1,12 +1,11 @@
 """What targets take, as data: TensorRT releases, GPU generations, JetPack, ONNX Runtime releases, what images are called.
 
-The table is `targets.json` beside this file; ENGINEFLEET_TARGETS names another file (a mounted ConfigMap), so that a new release of TensorRT
+The table is `targets.json` beside this file; a mounted ConfigMap or ENGINEFLEET_TARGETS gives another, so that a new release of TensorRT
 needs none of ours. A release takes what its newest entry at or below it says; a field that an entry leaves out is that of the one before.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +20,9 @@ from enginefleet_api.errors import PermanentError
 from enginefleet_api.flavours import release
 from enginefleet_api.jobs import PreflightTarget
 
-from ..tables import MOST_BYTES, read_table
+from ..tables import MOST_BYTES, Chosen, candidates, choose, read_table
 
+TARGETS = Path(__file__).with_name("targets.json")
 TARGETS_VARIABLE = "ENGINEFLEET_TARGETS"
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8"]
@@ -118,9 +118,18 @@ class TensorRT:
 
 
 def load(path: Path | None = None) -> Table:
-    """The table at `path`, else at ENGINEFLEET_TARGETS, else ours. Raises PermanentError `TargetsInvalid` that names the place."""
-    chosen = path or Path(os.environ.get(TARGETS_VARIABLE) or Path(__file__).with_name("targets.json"))
-    return _load(chosen)
+    """The table at `path`, for which PermanentError `TargetsInvalid` names what is wrong; without it the one that is in use."""
+    return _load(path) if path else chosen().table
+
+
+def chosen() -> Chosen[Table]:
+    """The mounted table, that of ENGINEFLEET_TARGETS, or ours; and what is wrong with those that are left aside."""
+    return _chosen(candidates(TARGETS.name, TARGETS_VARIABLE))
+
+
+@cache
+def _chosen(others: tuple[Path, ...]) -> Chosen[Table]:
+    return choose(_load(TARGETS), others, _load, _invalid)
 
 
 @cache
@@ -149,8 +158,8 @@ def _check(table: Table) -> None:
 
 
 def _invalid(path: Path, what: str) -> PermanentError:
-    hint = f"Correct the file, or leave {TARGETS_VARIABLE} out to use the table that comes with the program."
-    return PermanentError("TargetsInvalid", f"{path} is no table of targets of schema version 1: {what}.", hint)
+    hint = f"Correct the file (of the ConfigMap, or the one that {TARGETS_VARIABLE} names), or remove it."
+    return PermanentError("TargetsInvalid", f"{path} is not a usable table of targets (schema version 1): {what}.", hint)
 
 
 def tensorrt(table: Table, version: str) -> TensorRT | None:

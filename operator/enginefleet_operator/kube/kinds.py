@@ -42,6 +42,7 @@ DEPLOYMENTS = Resource("apps", "v1", "Deployment", "deployments")
 CONTROLLER_REVISIONS = Resource("apps", "v1", "ControllerRevision", "controllerrevisions")
 EVENTS = Resource("events.k8s.io", "v1", "Event", "events")
 LEASES = Resource("coordination.k8s.io", "v1", "Lease", "leases")
+CUSTOM_RESOURCES = Resource("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False)
 MODEL_DEPLOYMENTS = Resource("enginefleet.io", "v1alpha1", "ModelDeployment", "modeldeployments")
 HARDWARE_CLASSES = Resource("enginefleet.io", "v1alpha1", "HardwareClass", "hardwareclasses", namespaced=False)
 ENGINE_STORES = Resource("enginefleet.io", "v1alpha1", "EngineStore", "enginestores")
@@ -49,7 +50,7 @@ NODE_FINGERPRINTS = Resource("enginefleet.io", "v1alpha1", "NodeFingerprint", "n
 ENGINE_BUILDS = Resource("enginefleet.io", "v1alpha1", "EngineBuild", "enginebuilds")
 
 _ALL = (
-    NODES, NAMESPACES, PODS, SERVICES, JOBS, DAEMONSETS, DEPLOYMENTS, CONTROLLER_REVISIONS, EVENTS, LEASES,
+    NODES, NAMESPACES, PODS, SERVICES, JOBS, DAEMONSETS, DEPLOYMENTS, CONTROLLER_REVISIONS, EVENTS, LEASES, CUSTOM_RESOURCES,
     MODEL_DEPLOYMENTS, HARDWARE_CLASSES, ENGINE_STORES, NODE_FINGERPRINTS, ENGINE_BUILDS,
 )  # fmt: skip
 _BY_KIND = {(resource.api_version, resource.kind): resource for resource in _ALL}

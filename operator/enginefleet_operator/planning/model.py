@@ -39,6 +39,8 @@ class Settings:
     """Seconds for which a node that no longer matches its class keeps its labels: discovery restarts, labels come back."""
     prepare_image: str = ""
     """Image of prepare Jobs whose class names none; "": the class's runtime image."""
+    tables: str = "enginefleet-tables"
+    """Name of the ConfigMaps whose files replace the builder's tables, each for Jobs of its namespace; "": none is mounted."""
 
 
 @dataclass(frozen=True, slots=True)

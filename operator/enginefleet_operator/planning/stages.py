@@ -350,11 +350,18 @@ def _other_needs(s: Snapshot, pinned: Resolved, jobs: list[Job], key: str, now: 
     return None
 
 
+TABLE_LEFT_ASIDE = "TargetsInvalid"
+"""Reason of the note of a table that was mounted and is not used."""
+
+
 def _prepared_events(report: PrepareReport) -> tuple[Event, ...]:
     how = "found in the store" if report.reused else f"done in {report.seconds or '?'} s"
     names = requests.names_of(report)
     made = [Event("Prepared", f"Model {report.model[:19]}… prepared as {', '.join(names)}: {how}.")] if names else []
-    return (*made, *(Event(one.reason, f"{one.message} {one.hint}".rstrip(), warning=True) for one in report.refused))
+    # a ConfigMap that somebody meant to be used: its Job went on without it
+    notes = [note.removeprefix(f"{TABLE_LEFT_ASIDE}: ") for note in report.notes if note.startswith(f"{TABLE_LEFT_ASIDE}: ")]
+    aside = [Event(TABLE_LEFT_ASIDE, note, warning=True) for note in notes]
+    return (*made, *aside, *(Event(one.reason, f"{one.message} {one.hint}".rstrip(), warning=True) for one in report.refused))
 
 
 # ---- builds ----

@@ -67,6 +67,7 @@ def prepare_job(s: Snapshot, action: StartPrepare) -> dict[str, Any]:
         runtime_class="" if settings.node_selector else runtime.runtime_class_name,
         deadline=PREPARE_DEADLINE,
         ttl=s.settings.job_ttl,
+        tables=s.settings.tables,
     )
 
 
@@ -146,6 +147,7 @@ def build_job(s: Snapshot, action: StartBuild) -> dict[str, Any]:
         deadline=BUILD_DEADLINE,
         groups=hardware_class.spec.runtime.supplemental_groups,
         ttl=s.settings.job_ttl,
+        tables=s.settings.tables,
     )
 
 

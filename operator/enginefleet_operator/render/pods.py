@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from enginefleet_api.jobs import REQUEST_VARIABLE
+from enginefleet_api.jobs import REQUEST_VARIABLE, TABLES_VARIABLE
 from enginefleet_api.resources import API_VERSION, EngineStoreSpec, LocalRef, ModelDeploymentSpec
 
 USER = 65532
@@ -82,6 +82,7 @@ def request_env(request: str) -> dict[str, Any]:
 
 SCRATCH_MOUNTS: list[dict[str, Any]] = [{"name": "scratch", "mountPath": "/tmp"}]
 SCRATCH_VOLUMES: list[dict[str, Any]] = [{"name": "scratch", "emptyDir": {}}]
+TABLES_PATH = "/etc/enginefleet/tables"
 
 
 def job(
@@ -102,8 +103,9 @@ def job(
     deadline: int,
     ttl: int,
     groups: Sequence[int] = (),
+    tables: str = "",
 ) -> dict[str, Any]:
-    """A Job of one attempt: no retries of its own, never a second pod.
+    """A Job of one attempt: no retries of its own, never a second pod. `tables`: a ConfigMap that is mounted where it is there.
 
     The deadline stands in the pod, not in the Job: a Job's clock also runs while the pod waits for a device.
     """
@@ -116,18 +118,18 @@ def job(
         "securityContext": pod_security(groups),
         "nodeSelector": dict(node_selector),
         "tolerations": tolerations,
-        "volumes": SCRATCH_VOLUMES,
+        "volumes": [*SCRATCH_VOLUMES, *([{"name": "tables", "configMap": {"name": tables, "optional": True}}] if tables else [])],
         "containers": [
             {
                 "name": "main",
                 "image": image,
                 "command": command,
-                "env": [*env, {"name": "HOME", "value": "/tmp"}],
+                "env": [*env, {"name": "HOME", "value": "/tmp"}, *([{"name": TABLES_VARIABLE, "value": TABLES_PATH}] if tables else [])],
                 "resources": dict(resources),
                 "securityContext": container_security(),
                 "terminationMessagePath": "/dev/termination-log",
                 "terminationMessagePolicy": "File",
-                "volumeMounts": SCRATCH_MOUNTS,
+                "volumeMounts": [*SCRATCH_MOUNTS, *([{"name": "tables", "mountPath": TABLES_PATH, "readOnly": True}] if tables else [])],
             }
         ],
     }

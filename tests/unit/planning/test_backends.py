@@ -12,7 +12,7 @@ import pytest
 from enginefleet_api import fingerprint, labels
 from enginefleet_api.documents import Answer
 from enginefleet_api.errors import FailureClass
-from enginefleet_api.jobs import BuildRequest, PrepareReport, ResolvedPrepared
+from enginefleet_api.jobs import TABLES_VARIABLE, BuildRequest, PrepareReport, ResolvedPrepared
 from enginefleet_api.resources import HardwareClassStatus, NodeFingerprintSpec
 from enginefleet_api.variants import Variant
 from enginefleet_operator.planning import requests, stages
@@ -24,6 +24,7 @@ from enginefleet_operator.planning.model import (
     HardwareClass,
     LabelNode,
     Need,
+    Settings,
     Snapshot,
     StartBuild,
     StartPrepare,
@@ -452,6 +453,28 @@ def test_a_build_pod_has_interpreter_reserve_runtime_class_devices_and_groups() 
     assert pod(job)["runtimeClassName"] == "nvidia"
     assert pod(job)["containers"][0]["resources"] == GPU_RUNTIME["resources"]
     assert pod(job)["securityContext"]["supplementalGroups"] == [44]
+
+
+@pytest.mark.parametrize("name", ["enginefleet-tables", "ours", ""])
+def test_prepare_and_build_pods_mount_the_namespaces_tables_where_they_are_there(name: str) -> None:
+    s = replace(fleet(JETSON), settings=Settings(tables=name))
+    jobs = [manifests.prepare_job(s, w.first(decide(s, w.NOW), StartPrepare))]
+    s = w.settle(w.end_job(w.settle(s), "prepare", report=reported((Need("tensorrt-8", Variant(precision="fp32")),))))
+    jobs.append(manifests.build_job(s, StartBuild("job", 1, s.builds[0].name, "uid", s.builds[0].spec)))
+    for job in jobs:
+        (container,) = pod(job)["containers"]
+        found = [volume["configMap"] for volume in pod(job)["volumes"] if "configMap" in volume]
+        assert found == ([{"name": name, "optional": True}] if name else [])
+        paths = [mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "tables"]
+        assert paths == [item["value"] for item in container["env"] if item["name"] == TABLES_VARIABLE]
+        assert len(paths) == len(found)
+
+
+def test_a_table_that_was_mounted_and_is_not_used_is_an_event() -> None:
+    report = reported((Need("tensorrt-8", Variant(precision="fp32")),))
+    report = report.model_copy(update={"notes": ["fp32: 2 of 2 nodes", "TargetsInvalid: /etc/t.json is not usable."]})
+    events = decide(w.end_job(w.settle(fleet(JETSON)), "prepare", report=report), w.NOW).events
+    assert [(e.reason, e.message) for e in events if e.warning] == [("TargetsInvalid", "/etc/t.json is not usable.")]
 
 
 @pytest.mark.parametrize(("resources", "asks"), [({"limits": {"nvidia.com/gpu": "1"}}, False), ({"limits": {"memory": "8Gi"}}, True)])
