@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from enginefleet_api.resources import ModelExport
 from enginefleet_builder.io import Cancellation, Progress
 from enginefleet_builder.prepare import export as exports
 from enginefleet_builder.prepare.export import checkpoint, export
+from enginefleet_builder.prepare.export_fence import NO_LANDLOCK
 from tests.builder.models import classifier, save_model
 from tests.builder.support import Bench
 
@@ -34,8 +36,10 @@ try:
     parent = Path(f"/proc/{{os.getppid()}}/environ").read_bytes()
 except OSError:
     parent = b""
-seen = {{"argv": sys.argv[1:], "env": dict(os.environ), "network": network, "parent": b"hunter2" in parent, "pid": os.getpid()}}
-Path({report!r}).write_text(json.dumps(seen))
+# the number of this process outside of its own namespace
+number = int(os.readlink("/proc/self"))
+seen = {{"argv": sys.argv[1:], "env": dict(os.environ), "network": network, "parent": b"hunter2" in parent, "pid": number}}
+Path("seen.json").write_text(json.dumps(seen))
 {then}
 """
 
@@ -55,19 +59,19 @@ class Exporter:
         self.python = folder / "bin" / "python"
         self.python.parent.mkdir(parents=True)
         self.python.symlink_to(sys.executable)
-        self.report = folder / "report.json"
         self.model = save_model(classifier(), folder / "made.onnx")
 
     def brings(self, then: str, port: int = 1) -> None:
         program = self.python.with_name("yolo")
-        program.write_text(YOLO.format(python=sys.executable, port=port, report=str(self.report), then=then))
+        program.write_text(YOLO.format(python=sys.executable, port=port, then=then))
         program.chmod(0o755)
 
     def makes_a_model(self, port: int = 1) -> None:
         self.brings(f"import shutil; shutil.copyfile({str(self.model)!r}, 'model.onnx')", port)
 
-    def seen(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.report.read_text())
+    @staticmethod
+    def seen(work: Path) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((work / "seen.json").read_text())
         return found
 
 
@@ -82,6 +86,14 @@ def refused(given: Path, spec: ModelExport | None, work: Path) -> PermanentError
     with pytest.raises(PermanentError) as caught:
         export(given, spec, work, Progress())
     return caught.value
+
+
+def ends(number: int) -> bool:
+    """Whether that process is gone within ten seconds: a killed one stays until it is waited for, by whoever has it then."""
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{number}").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not Path(f"/proc/{number}").exists()
 
 
 def test_a_checkpoint_is_refused_unless_the_spec_allows_it(given: Path, tmp_path: Path) -> None:
@@ -109,7 +121,15 @@ def test_an_image_without_torch_says_so(given: Path, tmp_path: Path, exporter: E
     program = given.rename(given.with_name("program.pt2"))
     error = refused(program, ModelExport(trust="trusted"), tmp_path / "work")
     assert error.reason == "ExporterMissing"
-    assert "No module named 'torch'" in error.message
+    assert "has no module torch" in error.message
+
+
+def test_a_file_that_was_made_with_a_module_of_its_own_says_which(given: Path, tmp_path: Path, exporter: Exporter) -> None:
+    """Ultralytics would install it, if it were let."""
+    exporter.brings("import their_layers.blocks")
+    error = refused(given, ModelExport(), tmp_path / "work")
+    assert error.reason == "ExportFailed"
+    assert "made with the module their_layers, which the exporter lacks" in error.message
 
 
 def test_the_exporter_sees_no_credentials_and_no_network(
@@ -119,7 +139,7 @@ def test_the_exporter_sees_no_credentials_and_no_network(
     with socket.create_server(("127.0.0.1", 0)) as server:
         exporter.makes_a_model(server.getsockname()[1])
         export(given, ModelExport(size=[320, 640], nms="false", opset=17), tmp_path / "work", Progress())
-    seen = exporter.seen()
+    seen = exporter.seen(tmp_path / "work")
     assert "hunter2" not in json.dumps(seen["env"])
     assert not seen["parent"]
     assert not seen["network"]
@@ -127,6 +147,41 @@ def test_the_exporter_sees_no_credentials_and_no_network(
     assert seen["env"]["YOLO_CONFIG_DIR"].startswith(str(tmp_path / "work"))
     options = ["export", "model=model.pt", "format=onnx", "device=cpu", "simplify=False", "opset=17", "nms=False", "imgsz=320,640"]
     assert seen["argv"] == options
+
+
+def test_a_file_changes_nothing_outside_of_its_folder(given: Path, tmp_path: Path, exporter: Exporter) -> None:
+    bystander = tmp_path / "validation.npz"
+    bystander.write_bytes(b"as it was")
+    changes = [
+        f"Path({str(bystander)!r}).write_bytes(b'x')",
+        f"Path({str(bystander)!r}).unlink()",
+        f"os.truncate({str(bystander)!r}, 0)",
+        f"os.rename({str(bystander)!r}, 'mine')",
+        f"Path({str(tmp_path / 'new')!r}).mkdir()",
+        f"os.kill({os.getpid()}, 0)",
+    ]
+    tries = "\n".join(f"try:\n    {change}\n    print({change!r})\nexcept OSError:\n    pass" for change in changes)
+    exporter.brings(f"{tries}\nPath('own').mkdir()\nPath('own').rename('renamed')\nimport sys; sys.exit('no more')")
+    assert "(exit code 1): no more." in refused(given, ModelExport(), tmp_path / "work").message
+    assert bystander.read_bytes() == b"as it was"
+
+
+def test_a_process_that_a_file_leaves_behind_ends_with_the_export(given: Path, tmp_path: Path, exporter: Exporter) -> None:
+    left = (
+        "import signal\nif os.fork() == 0:\n    os.setsid()\n    Path('left').write_text(os.readlink('/proc/self'))\n    signal.pause()\n"
+    )
+    exporter.brings(f"{left}while not Path('left').is_file() or not Path('left').read_text():\n    pass\nsys.exit('done')")
+    refused(given, ModelExport(), tmp_path / "work")
+    number = int((tmp_path / "work" / "left").read_text())
+    assert ends(number)
+
+
+def test_a_kernel_without_landlock_is_told_of(given: Path, tmp_path: Path, exporter: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    fence = tmp_path / "fence.py"
+    fence.write_text(f"raise SystemExit({NO_LANDLOCK})")
+    monkeypatch.setattr(exports, "FENCE", fence)
+    exporter.makes_a_model()
+    assert "no Landlock" in export(given, ModelExport(), tmp_path / "work", Progress()).notes[0]
 
 
 def test_without_isolation_only_a_trusted_file_is_opened(
@@ -155,14 +210,13 @@ def test_ending_the_work_ends_the_exporter(given: Path, tmp_path: Path, exporter
 
     class Watch(Progress):
         def wait(self, seconds: float) -> None:
-            if exporter.report.exists():
+            if (tmp_path / "work" / "seen.json").exists():
                 self.cancellation.cancel(TransientFault("Terminated", "asked to end."))
             super().wait(seconds)
 
     with pytest.raises(TransientFault, match="Terminated"):
         export(given, ModelExport(), tmp_path / "work", Watch(cancellation))
-    with pytest.raises(ProcessLookupError):
-        os.kill(exporter.seen()["pid"], 0)
+    assert ends(exporter.seen(tmp_path / "work")["pid"])
 
 
 def test_which_files_are_checkpoints(tmp_path: Path) -> None:

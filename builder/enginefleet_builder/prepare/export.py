@@ -1,17 +1,20 @@
 """PyTorch files to ONNX, in a process of their own: .pt of Ultralytics by its command line, .pt2 of torch.export by export_worker.py.
 
 Such a file is code: opening a .pt unpickles it. So nothing of it is opened here; it runs under another interpreter (ENGINEFLEET_EXPORT_PYTHON, from
-an optional image), without this process's variables, and without network where the kernel lets us cut it off. Ultralytics is under the AGPL-3.0: it
-is a program that is started when somebody put it there, never imported, never installed by us.
+an optional image), without this process's variables. `isolated`: without network too, in a namespace of its own that ends all it started and
+shows it no other process to signal, and unable to change files outside of its folder (export_fence.py). Ultralytics is under the AGPL-3.0: it is a
+program that is started when somebody put it there, never imported, never installed by us.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +31,11 @@ PYTHON_VARIABLE = "ENGINEFLEET_EXPORT_PYTHON"
 ULTRALYTICS, TORCH_EXPORT = (".pt", ".pth"), (".pt2",)
 SUFFIXES = (*ULTRALYTICS, *TORCH_EXPORT)
 WORKER = Path(__file__).with_name("export_worker.py")
-ISOLATE = ("unshare", "--user", "--map-root-user", "--net", "--")
+FENCE = Path(__file__).with_name("export_fence.py")
+# processes: what the file leaves behind could change the data sets that are fetched later
+ISOLATE = ("unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--")
+NEEDED = ("torch", "ultralytics", "onnx", "onnxscript")
+"""What an image that exports must have. Other modules that are missing are what the file was made with."""
 POLL = 0.2
 LAST_LINES = 3
 LOG_BYTES = 16384
@@ -72,13 +79,17 @@ def export(given: Path, spec: ModelExport | None, work: Path, progress: Progress
     source, target = work / ("model.pt" if ultralytics else "model.pt2"), work / "model.onnx"
     shutil.copyfile(given, source)
     command = _yolo(python, spec) if ultralytics else [str(python), "-I", str(WORKER)]
-    prefix, notes = _isolation(spec)
+    prefix, notes = _isolation(spec, work)
     asked = "" if ultralytics else json.dumps({"model": str(source), "target": str(target), "opset": spec.opset})
     progress("export to ONNX")
     with unreadable():
         code, log = _run([*prefix, *command], asked, work, _environment(home), progress)
-    if "No module named" in log and code:
-        raise _missing(f"its interpreter {python} has {_last(log)}")
+    if code and (lacking := _lacking(log)):
+        if lacking in NEEDED:
+            raise _missing(f"its interpreter {python} has no module {lacking}")
+        message = f"{clean(given.name)} could not be exported: it was made with the module {clean(lacking)}, which the exporter lacks."
+        hint = "Put that module into the image of spec.prepare.image, or export the model where it was made, and give the .onnx file."
+        raise PermanentError("ExportFailed", message, hint)
     if code or not target.is_file():
         message = f"{clean(given.name)} could not be exported (exit code {code}): {_last(log)}."
         raise PermanentError("ExportFailed", message, "Export it on a workstation, and give the .onnx file.")
@@ -120,10 +131,14 @@ def _yolo(python: Path, spec: ModelExport) -> list[str]:
     ]
 
 
-def _isolation(spec: ModelExport) -> tuple[Sequence[str], list[str]]:
+def _isolation(spec: ModelExport, work: Path) -> tuple[Sequence[str], list[str]]:
     """(what to start the command with, notes)."""
-    if shutil.which(ISOLATE[0]) and subprocess.run([*ISOLATE, "true"], capture_output=True, check=False).returncode == 0:
-        return ISOLATE, []
+    fenced = (*ISOLATE, sys.executable, "-I", str(FENCE), str(work))
+    if shutil.which(ISOLATE[0]):
+        if _works(fenced):
+            return fenced, []
+        if _works(ISOLATE):
+            return ISOLATE, ["the exporter could change files outside of its folder: this kernel has no Landlock (Linux 5.13)"]
     if spec.trust == "trusted":
         return (), [
             "the exporter ran with network: the kernel does not let this container cut it off, and spec.model.export.trust allows it"
@@ -131,6 +146,10 @@ def _isolation(spec: ModelExport) -> tuple[Sequence[str], list[str]]:
     message = "the network cannot be cut off from the exporter here: this container may not make namespaces."
     hint = "Allow user namespaces on the node, or set spec.model.export.trust to trusted when the file is your own."
     raise EnvironmentFault("ExportNotIsolated", message, hint)
+
+
+def _works(prefix: Sequence[str]) -> bool:
+    return subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0
 
 
 def _environment(home: Path) -> dict[str, str]:
@@ -162,8 +181,15 @@ def _run(command: Sequence[str], asked: str, work: Path, environment: Mapping[st
         return process.returncode, log.read().decode(errors="replace")
 
 
+def _lacking(log: str) -> str:
+    """The top module that Python did not find, by the last line that says so."""
+    found = re.findall(r"No module named '([^'.]+)", log)
+    return str(found[-1]) if found else ""
+
+
 def _last(log: str) -> str:
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    """The last lines; of a traceback what it ends with: the others are indented."""
+    lines = [line.strip() for line in log.splitlines() if line.strip() and not line.startswith((" ", "Traceback "))]
     return clean("; ".join(lines[-LAST_LINES:]) or "it said nothing", 400).rstrip(".")
 
 
