@@ -83,7 +83,7 @@ def finish(layout: Layout, engine: Path, record: BuildRecord | None) -> None:
         raise EnvironmentFault("RecordMissing", message, "It comes with the engine from the store: is the store reachable?")
     if layout == "triton":
         inputs, outputs = (_as_engine_has(specs, record.facts) for specs in (record.inputs, record.outputs))
-        text = triton.config(engine.parent.parent.name, engine.name, record.facts, record.recipe, inputs, outputs)
+        text = triton.config(engine.parent.parent.name, engine.name, record.facts, record.recipe, inputs, outputs, record.shape_tensors)
         (engine.parent.parent / triton.CONFIG).write_text(text)
         return
     header = engine_files.ultralytics_header(record.metadata)

@@ -6,7 +6,7 @@ leave it out. Everything else is served as it comes: `max_batch_size: 0`, and al
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -47,7 +47,7 @@ Message: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A name of an enumeration, which stands in text without quotes."""
+    """A name of an enumeration, or true: what stands in text without quotes."""
 
     name: str
 
@@ -61,11 +61,19 @@ class Batching:
 
 
 def config(
-    name: str, file: str, facts: Mapping[str, Any], recipe: Mapping[str, Any], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+    name: str,
+    file: str,
+    facts: Mapping[str, Any],
+    recipe: Mapping[str, Any],
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    shape_tensors: Collection[str] = (),
 ) -> str:
     """The text of config.pbtxt for the engine `file`, whose facts and recipe its build record tells.
 
-    `inputs`, `outputs`: with the element types that the engine has. Raises PermanentError `LayoutNotPossible`.
+    `inputs`, `outputs`: with the element types that the engine has; `shape_tensors`: those of them whose values are a shape.
+
+    Raises PermanentError `LayoutNotPossible`.
     """
     backend = str(facts.get("backend"))
     if backend not in _BACKENDS:
@@ -76,15 +84,16 @@ def config(
     provider = str(facts.get("executionProvider", "CPU"))
     kind = "KIND_GPU" if backend == "tensorrt" or provider in _ON_GPU else "KIND_CPU"
     profiles = _profiles(recipe)
-    batching = batching_of(inputs, outputs, profiles)
+    # a shape is one for a whole run: requests that bring shapes of their own do not add up
+    batching = batching_of(inputs, outputs, profiles) if not shape_tensors else None
     message: dict[str, Any] = {
         "name": name,
         "backend": served_by,
         "platform": platform,
         "default_model_filename": file,
         "max_batch_size": batching.largest if batching else 0,
-        "input": [_tensor(spec, batching is not None) for spec in inputs],
-        "output": [_tensor(spec, batching is not None) for spec in outputs],
+        "input": [_tensor(spec, batching is not None, spec.name in shape_tensors) for spec in inputs],
+        "output": [_tensor(spec, batching is not None, spec.name in shape_tensors) for spec in outputs],
         "instance_group": [{"count": 1, "kind": Word(kind)}],
     }
     count = max((len(spec.profiles) for spec in profiles), default=0)
@@ -130,12 +139,13 @@ def _profiles(recipe: Mapping[str, Any]) -> list[InputSpec]:
         raise _impossible("the build record's profiles cannot be read") from error
 
 
-def _tensor(spec: TensorSpec, batched: bool) -> Message:
+def _tensor(spec: TensorSpec, batched: bool, holds_shape: bool) -> Message:
     if spec.dtype not in _TYPES:
         raise _impossible(f"{spec.name} is {spec.dtype}, Triton knows {', '.join(_TYPES)}")
     dims = [size if isinstance(size, int) and size >= 0 else -1 for size in spec.shape[1 if batched else 0 :]]
     # an empty shape cannot be written: one number stands for it
-    return {"name": spec.name, "data_type": Word(_TYPES[spec.dtype]), "dims": dims or [1]} | ({} if dims else {"reshape": {"shape": []}})
+    told = {"name": spec.name, "data_type": Word(_TYPES[spec.dtype]), "dims": dims or [1]}
+    return told | ({} if dims else {"reshape": {"shape": []}}) | ({"is_shape_tensor": Word("true")} if holds_shape else {})
 
 
 def _impossible(found: str) -> PermanentError:

@@ -156,6 +156,8 @@ class BuildRecord(Contract):
     warnings: list[str] = Field(default_factory=list)
     excluded: list[str] = Field(default_factory=list)
     """Nodes that the build left in higher precision than the prepared model has them, since the library has no kernel for them in that."""
+    shape_tensors: list[str] = Field(default_factory=list)
+    """Inputs and outputs of a TensorRT engine whose values are a shape. Empty in records of older versions."""
     time: str
     holder: str
     node: str = ""

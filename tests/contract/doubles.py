@@ -199,6 +199,8 @@ class Double(SimpleNamespace):
             "INetworkDefinition",
             num_inputs=len(self._inputs),
             get_input=self._inputs.__getitem__,
+            num_outputs=len(self._outputs),
+            get_output=self._outputs.__getitem__,
             num_layers=3,
             get_layer=lambda index: index,
         )

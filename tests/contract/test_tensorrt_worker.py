@@ -127,7 +127,7 @@ def test_an_output_whose_shape_hangs_on_the_data(release: str, device: Any, tmp_
 def test_an_input_that_holds_a_shape_is_read_on_the_host(device: Any, tmp_path: Path) -> None:
     trt = Double("8.6.0", inputs=[Tensor("x", [-1, 4]), Tensor("size", [2], "INT32", shape_tensor=True)])
     sizes = {"name": "size", "profiles": [{"min": [1, 1], "opt": [32, 32], "max": [64, 64]}]}
-    build(trt, tmp_path, Told(), recipe={"profiles": [*BATCHES, sizes]})
+    assert build(trt, tmp_path, Told(), recipe={"profiles": [*BATCHES, sizes]})["shape_tensors"] == ["size"]
     assert trt.asked["profiles"][1]["size"] == {"values": [[1, 1], [32, 32], [64, 64]]}
     engine = load(trt, device, tmp_path)
     # the model's type is int64, TensorRT's up to 8.6 int32

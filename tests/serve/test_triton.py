@@ -76,6 +76,19 @@ def test_what_is_not_added_up_is_served_in_whole_shapes(inputs: list[TensorSpec]
     assert len(found.input[0].dims) == 4
 
 
+def test_inputs_and_outputs_that_hold_a_shape_are_said_to_and_requests_are_not_added_up() -> None:
+    size = TensorSpec(name="size", dtype="int32", shape=[2])
+    ranges = [profiles((1, 4, 8)), {"name": "size", "profiles": [{"min": [1, 1], "opt": [4, 4], "max": [8, 8]}]}]
+    text = config("line", "model.plan", TENSORRT, {"profiles": ranges}, [X, size], [Y], ["size"])
+    found = parsed(text)
+    assert [(item.name, item.is_shape_tensor, list(item.dims)) for item in found.input] == [
+        ("images", False, [-1, 3, 640, 640]),
+        ("size", True, [2]),
+    ]
+    assert [item.is_shape_tensor for item in found.output] == [False]
+    assert found.max_batch_size == 0
+
+
 def test_open_sizes_stay_open_and_a_scalar_a_sample_is_reshaped() -> None:
     found = made([X.model_copy(update={"shape": [None, 3, "h", "w"]})], [Y.model_copy(update={"shape": ["N"]})])
     assert list(found.input[0].dims) == [3, -1, -1]

@@ -28,6 +28,8 @@ class BuiltEngine:
     """Nodes by ONNX Runtime's execution provider; empty: not known, or another backend."""
     excluded: list[str] = field(default_factory=list)
     """Nodes that the build left in higher precision, because the library has no kernel for them in the precision asked for."""
+    shape_tensors: list[str] = field(default_factory=list)
+    """Inputs and outputs whose values are a shape, which TensorRT reads and writes on the host."""
     compile_seconds: float | None = None
     """What the library's own compiling took, of all that building took; None: not told apart."""
 

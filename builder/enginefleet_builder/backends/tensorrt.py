@@ -243,7 +243,7 @@ class TensorRt:
             warnings.append(f"Degraded: {skipped} tactics were left out for lack of memory, the engine may be slower than it could be.")
         # TensorRT's own: making a builder, parsing, building
         spent = sum(float(answer["seconds"][name]) for name in ("start", "parse", "build"))
-        return BuiltEngine(engine, log, warnings, compile_seconds=spent, excluded=list(excluded))
+        return BuiltEngine(engine, log, warnings, compile_seconds=spent, excluded=list(excluded), shape_tensors=answer["shape_tensors"])
 
     def _wants_scales(self, recipe: Mapping[str, Any], progress: Progress) -> bool:
         with self._worker(progress) as worker:

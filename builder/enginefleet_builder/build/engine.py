@@ -149,6 +149,7 @@ def _build(work: Work, assert_held: Callable[[], None]) -> Engine:
         durations=dict(work.durations),
         warnings=work.warnings,
         excluded=built.excluded,
+        shape_tensors=built.shape_tensors,
         time=layout.timestamp(records.store.now()),
         holder=request.holder,
         node=request.node,

@@ -111,6 +111,7 @@ def build(trt, request, lines, say):
         config.int8_calibrator = calibrator
     on_dla = sum(config.can_run_on_DLA(network.get_layer(index)) for index in range(network.num_layers)) if settings.get("dla") else 0
     profiles(builder, network, config, settings.get("profiles") or ())
+    shapes = shape_tensors(network)
     cache, warmed = use_cache(config, request.get("timing_cache"), lines)
     monitored = Monitored(lambda share, text: say("build", share, text))
     say("build", None, "")
@@ -130,6 +131,7 @@ def build(trt, request, lines, say):
     kept = keep_cache(config, request.get("timing_cache_out"), lines)
     answer = {"plan": made.told(), "layers": network.num_layers, "timing_cache": {"used": warmed, "kept": kept}}
     answer["on_dla"] = on_dla
+    answer["shape_tensors"] = shapes
     answer["placed"] = lines.placed
     answer["size"] = os.path.getsize(request["engine"])
     answer["skipped_for_memory"] = lines.skipped
@@ -228,6 +230,13 @@ def valued(trt, value):
         return value
     kind, _, member = value.partition(".")
     return getattr(getattr(trt, kind), member)
+
+
+def shape_tensors(network):
+    """Names of inputs and outputs whose values are a shape: they lie on the host, and servers must be told."""
+    tensors = [network.get_input(index) for index in range(network.num_inputs)]
+    tensors += [network.get_output(index) for index in range(network.num_outputs)]
+    return [tensor.name for tensor in tensors if tensor.is_shape_tensor]
 
 
 def profiles(builder, network, config, wanted):
