@@ -25,6 +25,7 @@ LOCKS: dict[str, tuple[str, ...]] = {
     "accuracy": ("requirements/accuracy.in", "--no-deps"),
     "triton": ("requirements/triton.in", "--no-deps"),
     "browser": ("requirements/browser.in",),
+    "export": ("requirements/export.in",),
     "operator": ("pyproject.toml", "--extra", "operator"),
     "runtime-ort-1.24": ("pyproject.toml", "requirements/runtime-ort-1.24.in", "--extra", "quantize"),
     "runtime-ort-1.23": ("pyproject.toml", "requirements/runtime-ort-1.23.in", "--extra", "quantize"),

@@ -1,5 +1,5 @@
 """PyTorch files: what is refused, and what the exporter's process may not see. The exporter here is a program of the test's own: neither Ultralytics
-nor torch is installed in this environment (6 GB), so what they themselves do is not shown by these tests.
+nor torch is installed in this environment (6 GB), so what they themselves do is shown by bench/export.py instead.
 """
 
 from __future__ import annotations
