@@ -39,7 +39,7 @@ from enginefleet_builder.prepare.convert import Converter, Made
 from enginefleet_builder.prepare.job import prepare
 from enginefleet_builder.probe import host_facts, onnxruntime_facts
 from examples.mnist import train
-from tools.bootstrap import ROOT, cache_dir, is_current, locked, make_environment
+from tools.bootstrap import ROOT, kept_environment
 
 RESULT = ROOT / "docs" / "benchmarks" / "accuracy.json"
 TABLE = RESULT.with_suffix(".md")
@@ -181,12 +181,7 @@ NETWORKS = (
 
 def packages() -> Path:
     """The site-packages folder with the networks."""
-    stamp = identity.sha256_hex(LOCK.read_bytes())
-    folder = cache_dir() / "environments" / f"accuracy-{stamp[:16]}"
-    if not is_current(folder, stamp):
-        with locked(cache_dir() / "locks" / folder.name):
-            make_environment(folder, LOCK, stamp=stamp)
-    return next((folder / "lib").glob("python*/site-packages"))
+    return kept_environment(LOCK).packages
 
 
 def place(network: Network) -> Path:
@@ -379,9 +374,15 @@ def table(result: Mapping[str, Any]) -> str:
             "",
             *_rendered(network["variants"]),
         ]
-        lines += [_measured(network["measured"], "quantized to INT8, and ran all"), ""]
+        lines += [_measured(network["measured"], "quantized to INT8, and ran all", "converted to FP16"), ""]
         if (other := network.get("modelopt")) is not None:
-            lines += ["INT8 by ModelOpt, the rest in FP32:", "", *_rendered(other["variants"]), _measured(other["measured"], "ran all"), ""]
+            lines += [
+                "INT8 by ModelOpt, the rest in FP32:",
+                "",
+                *_rendered(other["variants"]),
+                _measured(other["measured"], "ran all", "quantized to INT8"),
+                "",
+            ]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -401,11 +402,10 @@ def _rendered(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [*lines, "", *(f"- {note}" for row in rows for note in row.get("notes", []) if "repaired" in note), ""]
 
 
-def _measured(where: Mapping[str, Any], did: str) -> str:
-    """A network's own: another one may have been measured elsewhere, at another time."""
+def _measured(where: Mapping[str, Any], runtime: str, modelopt: str) -> str:
+    """A network's own: another one may have been measured elsewhere, at another time. What ONNX Runtime and ModelOpt did."""
     made, tools = where["machine"], where["tools"]
-    other = "quantized to INT8" if did == "ran all" else "converted to FP16"
-    used = f"ONNX Runtime {tools['onnxruntime']} ({did}), ModelOpt {tools['nvidia-modelopt']} ({other})"
+    used = f"ONNX Runtime {tools['onnxruntime']} ({runtime}), ModelOpt {tools['nvidia-modelopt']} ({modelopt})"
     return f"Measured on {where['date']}: {made['cpu']}, {made['cores']} cores; {used}."
 
 

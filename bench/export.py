@@ -26,14 +26,13 @@ from typing import Any
 import numpy as np
 
 from bench.chain import machine
-from enginefleet_api import identity
 from enginefleet_api.jobs import StoreRef
 from enginefleet_builder.backends.onnxruntime import open_session
 from enginefleet_builder.io import Progress
 from enginefleet_builder.prepare import export
 from enginefleet_builder.store import open_store
 from enginefleet_builder.store.records import Records
-from tools.bootstrap import ROOT, cache_dir, is_current, locked, make_environment
+from tools.bootstrap import ROOT, kept_environment
 
 RESULT = ROOT / "docs" / "benchmarks" / "export.json"
 LOCK = ROOT / "requirements" / "export.lock"
@@ -57,15 +56,6 @@ class _Connects:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return socket.create_connection, (("127.0.0.1", self._port), 2)
-
-
-def interpreter() -> Path:
-    stamp = identity.sha256_hex(LOCK.read_bytes())
-    folder = cache_dir() / "environments" / f"export-{stamp[:16]}"
-    if not is_current(folder, stamp):
-        with locked(cache_dir() / "locks" / folder.name):
-            make_environment(folder, LOCK, stamp=stamp)
-    return folder / "bin" / "python"
 
 
 def prepared(python: Path, file: Path, store: Path, *options: str) -> tuple[int, dict[str, Any]]:
@@ -123,7 +113,7 @@ def refusals(python: Path, folder: Path, store: Path) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    python = interpreter()
+    python = kept_environment(LOCK).python
     rows = []
     with tempfile.TemporaryDirectory(prefix="export-") as name:
         folder, store = Path(name), Path(name) / "store"

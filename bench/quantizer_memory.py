@@ -30,7 +30,7 @@ from enginefleet_api.resources import Calibration
 from enginefleet_api.variants import Variant
 from enginefleet_builder.gate.samples import Dataset
 from enginefleet_builder.io import Progress
-from enginefleet_builder.prepare.convert import converter
+from enginefleet_builder.prepare.convert import Converter
 from tools.bootstrap import ROOT
 
 RESULT = ROOT / "docs" / "benchmarks" / "quantizer-memory.json"
@@ -73,7 +73,7 @@ def one(flavour: str, method: str, samples: int) -> dict[str, Any]:
         folder = Path(name)
         onnx.save(network(), folder / "model.onnx")
         dataset = Dataset(samples, None, (), picture)
-        with converter(folder / "model.onnx", Calibration(uri="file:///x"), dataset, [], folder / "scratch", Progress()) as made:
+        with Converter(folder / "model.onnx", Calibration(uri="file:///x"), dataset, [], folder / "scratch", Progress()) as made:
             made.make(flavour, Variant.model_validate(variant), folder / "out")
     own, child = (resource.getrusage(who).ru_maxrss / 1e3 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     seconds = round(time.monotonic() - began, 1)

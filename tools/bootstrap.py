@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -128,6 +128,36 @@ def make_environment(folder: Path, lock: Path | None, *, stamp: str, project: bo
         ]
         run(editable, "installing the project")
     (folder / "enginefleet.stamp").write_text(stamp)
+
+
+class Environment:
+    """A virtual environment in the cache folder, and the digest of the lock file that it was made from. No dataclass: every `make` loads this."""
+
+    def __init__(self, folder: Path, digest: str) -> None:
+        self.folder, self.digest = folder, digest
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    @property
+    def packages(self) -> Path:
+        """Its site-packages folder."""
+        return next((self.folder / "lib").glob("python*/site-packages"))
+
+
+def kept_environment(lock: Path | None, *, compiled: bool = False, progress: Callable[[str], None] = lambda _: None) -> Environment:
+    """With exactly the packages of a lock file (None: none), for all clones; made when it is not there. `compiled`: see make_environment."""
+    digest = hashlib.sha256(b"" if lock is None else lock.read_bytes()).hexdigest()
+    folder = cache_dir() / "environments" / f"{'python' if lock is None else lock.stem}-{python_tag()}-{digest[:16]}"
+    if not is_current(folder, digest):
+        with locked(cache_dir() / "locks" / folder.name):
+            if not is_current(folder, digest):
+                progress(f"installing {'Python' if lock is None else lock.name}")
+                began = time.monotonic()
+                make_environment(folder, lock, stamp=digest, compiled=compiled)
+                progress(f"installed in {time.monotonic() - began:.0f}s")
+    return Environment(folder, digest)
 
 
 def is_current(folder: Path, stamp: str) -> bool:

@@ -15,13 +15,12 @@ import hashlib
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from localcluster import Image
-from tools.bootstrap import REQUIREMENTS, ROOT, SetupError, cache_dir, is_current, locked, make_environment, python_tag
+from tools.bootstrap import REQUIREMENTS, ROOT, SetupError, cache_dir, kept_environment, python_tag
 
 Progress = Callable[[str], None]
 
@@ -68,35 +67,21 @@ def build_images(names: Sequence[str] | None = None, progress: Progress = lambda
 
 
 def _build(name: str, recipe: Recipe, progress: Progress) -> Image:
-    environment, lock_digest = _environment(name, recipe.lock, progress)
+    lock = None if recipe.lock is None else REQUIREMENTS / f"{recipe.lock}.lock"
+    environment = kept_environment(lock, compiled=True, progress=lambda said: progress(f"image {name}: {said}"))
     snapshot, source_digest = _snapshot(recipe)
     return Image(
         name,
         env={
-            "VIRTUAL_ENV": str(environment),
-            "PATH": f"{environment}/bin:{snapshot}/bin:/usr/local/bin:/usr/bin:/bin",
+            "VIRTUAL_ENV": str(environment.folder),
+            "PATH": f"{environment.folder}/bin:{snapshot}/bin:/usr/local/bin:/usr/bin:/bin",
             "PYTHONPATH": str(snapshot),
             "PYTHONUNBUFFERED": "1",
         },
         entrypoint=recipe.commands[:1],
         binds=(snapshot,),
-        digest="sha256:" + hashlib.sha256(f"{python_tag()} {lock_digest} {source_digest}".encode()).hexdigest(),
+        digest="sha256:" + hashlib.sha256(f"{python_tag()} {environment.digest} {source_digest}".encode()).hexdigest(),
     )
-
-
-def _environment(image: str, lock: str | None, progress: Progress) -> tuple[Path, str]:
-    """The folder of the virtual environment and the digest of its lock file."""
-    file = None if lock is None else REQUIREMENTS / f"{lock}.lock"
-    digest = hashlib.sha256(b"" if file is None else file.read_bytes()).hexdigest()
-    folder = cache_dir() / "environments" / f"{lock or 'python'}-{python_tag()}-{digest[:16]}"
-    if not is_current(folder, digest):
-        with locked(cache_dir() / "locks" / folder.name):
-            if not is_current(folder, digest):
-                progress(f"image {image}: installing {'Python' if file is None else file.name}")
-                began = time.monotonic()
-                make_environment(folder, file, stamp=digest, compiled=True)
-                progress(f"image {image}: installed in {time.monotonic() - began:.0f}s")
-    return folder, digest
 
 
 def _source_files(package: str) -> list[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import sys
@@ -16,7 +15,7 @@ from enginefleet_builder.report.html import page
 from enginefleet_builder.report.model import report_of
 from tests.browser.reports import failed_detector, long_names
 from tests.browser.views import VIEWS, Opened, View, opening
-from tools.bootstrap import REQUIREMENTS, ROOT, cache_dir, is_current, locked, make_environment, python_tag
+from tools.bootstrap import REQUIREMENTS, ROOT, kept_environment
 
 LOCK = REQUIREMENTS / "browser.lock"
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -49,13 +48,7 @@ def program() -> str:
 
 @pytest.fixture(scope="session")
 def browser(program: str, request: pytest.FixtureRequest) -> Iterator[Any]:
-    stamp = hashlib.sha256(python_tag().encode() + LOCK.read_bytes()).hexdigest()
-    folder = cache_dir() / "environments" / f"browser-{stamp[:16]}"
-    if not is_current(folder, stamp):
-        with locked(cache_dir() / "locks" / folder.name):
-            make_environment(folder, LOCK, stamp=stamp)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    sys.path.append(str(packages))
+    sys.path.append(str(kept_environment(LOCK).packages))
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:

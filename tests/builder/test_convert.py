@@ -24,7 +24,7 @@ from enginefleet_builder.gate.samples import Dataset
 from enginefleet_builder.io import Progress
 from enginefleet_builder.prepare import model as models
 from enginefleet_builder.prepare import qdq, quantize
-from enginefleet_builder.prepare.convert import Converter, Made, converter
+from enginefleet_builder.prepare.convert import Converter, Made
 from enginefleet_builder.prepare.feeds import BATCH_BYTES, Feeds, invented
 from examples.mnist.hard_models import hard_model
 
@@ -73,9 +73,9 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
         for name, path in made.models.items()
     }
     with (
-        converter(*arguments["plain"]) as plain_one,
-        converter(*arguments["one-layer"]) as one_layer,
-        converter(*arguments["every-layer"]) as every_layer,
+        Converter(*arguments["plain"]) as plain_one,
+        Converter(*arguments["one-layer"]) as one_layer,
+        Converter(*arguments["every-layer"]) as every_layer,
     ):
         made.converters = {"plain": plain_one, "one-layer": one_layer, "every-layer": every_layer}
         yield made
@@ -169,7 +169,7 @@ def test_bf16_keeps_the_interface_and_says_that_it_was_not_run(workshop: Worksho
 
 def test_a_model_that_arrives_quantized_is_checked_and_left_alone(workshop: Workshop, tmp_path: Path) -> None:
     given = workshop.make("plain", "onnxruntime", ENTROPY).file
-    with converter(given, Calibration(source="model"), None, [], tmp_path / "scratch", Progress()) as one:
+    with Converter(given, Calibration(source="model"), None, [], tmp_path / "scratch", Progress()) as one:
         made = one.make("onnxruntime", Variant(precision="int8"), tmp_path / "out")
     assert given.read_bytes() == made.file.read_bytes()
     assert made.share == 1.0
@@ -181,7 +181,7 @@ def test_a_scale_of_zero_in_a_model_that_arrives_quantized_is_found(workshop: Wo
     scale.CopyFrom(onnx.numpy_helper.from_array(np.array(0.0, np.float32), scale.name))
     onnx.save(model, tmp_path / "model.onnx")
     with (
-        converter(tmp_path / "model.onnx", Calibration(source="model"), None, [], tmp_path / "scratch", Progress()) as one,
+        Converter(tmp_path / "model.onnx", Calibration(source="model"), None, [], tmp_path / "scratch", Progress()) as one,
         pytest.raises(PermanentError, match=r"BadScales.*relu_scale"),
     ):
         one.make("onnxruntime", Variant(precision="int8"), tmp_path / "out")
@@ -191,7 +191,7 @@ def test_fp16_without_a_calibration_set_runs_in_the_shapes_of_the_profile(tmp_pa
     profile = InputSpec.model_validate({"name": "x", "profiles": [{"min": [1, 1, 28, 28], "opt": [4, 1, 28, 28], "max": [8, 1, 28, 28]}]})
     feeds = invented(models.inputs(models.read_model(MNIST / "model.onnx")), [profile])
     assert (4, 1, 28, 28) == feeds[0]["x"].shape
-    with converter(MNIST / "model.onnx", None, None, [profile], tmp_path / "scratch", Progress()) as one:
+    with Converter(MNIST / "model.onnx", None, None, [profile], tmp_path / "scratch", Progress()) as one:
         made = one.make("tensorrt-10", FP16, tmp_path / "out")
     assert models.inputs(models.read_model(made.file))[0].shape == ["batch", 1, 28, 28]
     assert made.recipe["ranges"] == "random numbers"
@@ -220,7 +220,7 @@ def test_one_layer_in_higher_precision_repairs_what_both_methods_break(workshop:
 def test_the_found_exclusions_pasted_into_the_spec_give_the_same_file(workshop: Workshop, tmp_path: Path) -> None:
     repaired = workshop.make("one-layer", "onnxruntime", REPAIRED)
     told = Calibration(uri="file:///x", method=repaired.recipe["method"], exclude=Exclude.model_validate(repaired.recipe["exclude"]))
-    with converter(workshop.models["one-layer"], told, dataset(), [], tmp_path / "scratch", Progress()) as one:
+    with Converter(workshop.models["one-layer"], told, dataset(), [], tmp_path / "scratch", Progress()) as one:
         made = one.make("onnxruntime", Variant(precision="int8", method=repaired.recipe["method"]), tmp_path / "out")
     assert repaired.file.read_bytes() == made.file.read_bytes()
 

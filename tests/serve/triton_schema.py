@@ -8,8 +8,7 @@ from typing import Any
 
 from google.protobuf import text_format  # type: ignore[import-untyped]
 
-from enginefleet_api import identity
-from tools.bootstrap import ROOT, cache_dir, is_current, locked, make_environment
+from tools.bootstrap import ROOT, kept_environment
 
 ParseError: type[Exception] = text_format.ParseError
 LOCK = ROOT / "requirements" / "triton.lock"
@@ -18,12 +17,7 @@ LOCK = ROOT / "requirements" / "triton.lock"
 @cache
 def schema() -> Any:
     """The module of messages that protoc made of model_config.proto."""
-    stamp = identity.sha256_hex(LOCK.read_bytes())
-    folder = cache_dir() / "environments" / f"triton-{stamp[:16]}"
-    if not is_current(folder, stamp):
-        with locked(cache_dir() / "locks" / folder.name):
-            make_environment(folder, LOCK, stamp=stamp)
-    (path,) = folder.glob("lib/python*/site-packages/tritonclient/grpc/model_config_pb2.py")
+    path = kept_environment(LOCK).packages / "tritonclient" / "grpc" / "model_config_pb2.py"
     spec = importlib.util.spec_from_file_location("model_config_pb2", path)
     assert spec is not None
     assert spec.loader is not None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from string import Formatter
 from typing import Any, Literal
@@ -19,10 +18,9 @@ from pydantic import Field
 from enginefleet_api.base import Contract
 from enginefleet_api.errors import EngineFleetError, EnvironmentFault, FailureClass, PermanentError, TransientFault
 
-from ..tables import Chosen, candidates, choose, read_table, told
+from ..tables import DatedTable, Replaceable, without
 from .classify import crashed
 
-FAILURES = Path(__file__).with_name("failures.json")
 FAILURES_VARIABLE = "ENGINEFLEET_FAILURES"
 MOST_LINES = 20_000
 """Log lines that are looked at, the first ones: a cause stands early."""
@@ -74,11 +72,9 @@ class Failure(Contract):
     """Public threads, owner/repository#number."""
 
 
-class Table(Contract):
+class Table(DatedTable):
     """In order: of two that one line has, the first decides."""
 
-    schema_version: Literal[1]
-    updated: str
     failures: list[Failure]
 
 
@@ -89,31 +85,6 @@ class Diagnosis:
     error: EngineFleetError
     line: str = ""
     layer: str = ""
-
-
-def load(path: Path | None = None) -> Table:
-    """The table at `path`, for which PermanentError `FailuresInvalid` names what is wrong; without it the one that is in use."""
-    return _load(path) if path else chosen().table
-
-
-def chosen() -> Chosen[Table]:
-    """The mounted table, that of ENGINEFLEET_FAILURES, or ours; and what is wrong with those that are left aside."""
-    return _chosen(candidates(FAILURES.name, FAILURES_VARIABLE))
-
-
-@cache
-def _chosen(others: tuple[Path, ...]) -> Chosen[Table]:
-    return choose(_load(FAILURES), others, _load, _invalid)
-
-
-def left_aside() -> list[str]:
-    """Warnings of tables that are not used."""
-    return [told(problem) for problem in chosen().problems]
-
-
-@cache
-def _load(path: Path) -> Table:
-    return read_table(path, Table, _check, _invalid)
 
 
 def _check(table: Table) -> None:
@@ -130,9 +101,15 @@ def _check_entry(entry: Failure) -> None:
             raise ValueError(f"{entry.reason}: {sorted(unknown)} in {text!r} is no group of its pattern")
 
 
-def _invalid(path: Path, what: str) -> PermanentError:
-    hint = f"Correct the file (of the ConfigMap, or the one that {FAILURES_VARIABLE} names), or remove it."
-    return PermanentError("FailuresInvalid", f"{path} is not a usable table of failures (schema version 1): {what}.", hint)
+_TABLE = Replaceable(
+    Path(__file__).with_name("failures.json"), Table, _check, of="failures", reason="FailuresInvalid", variable=FAILURES_VARIABLE
+)
+load, chosen = _TABLE.load, _TABLE.chosen
+
+
+def left_aside() -> list[str]:
+    """Warnings of tables that are not used."""
+    return [f"{problem.reason}: {without(problem)}" for problem in chosen().problems]
 
 
 def classify(lines: Sequence[str], *, doing: str, facts: Mapping[str, Any]) -> EngineFleetError:

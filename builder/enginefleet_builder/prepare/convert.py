@@ -12,12 +12,12 @@ A change here that gives another file raises identity.PREPARE_RECIPE.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import onnx
@@ -57,7 +57,11 @@ class Made:
 
 
 class Converter:
-    """One model and its calibration set. What several variants need (folded model, calibrated scales) is made once."""
+    """One model and its calibration set. What several variants need (folded model, calibrated scales) is made once. As a context: on leaving
+    it, its worker ends.
+
+    `dataset`: the calibration set, or None. `scratch`: a folder of its own; three times the model's size is used there.
+    """
 
     rest = REST
 
@@ -69,15 +73,20 @@ class Converter:
         profiles: Sequence[InputSpec],
         scratch: Path,
         progress: Progress,
-        stack: ExitStack,
     ) -> None:
         self._path, self._model = path, models.read_model(path)
         self._calibration, self._profiles = calibration or Calibration(source="model"), profiles
         self._feeds = Feeds(dataset, models.inputs(self._model), profiles) if dataset is not None else None
-        self._scratch, self._progress, self._stack = scratch, progress, stack
+        self._scratch, self._progress, self._stack = scratch, progress, ExitStack()
         self._worker: modelopt.Worker | None = None
         self._few: list[Feed] = []
         scratch.mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
     def make(self, flavour: str, variant: Variant, folder: Path) -> Made:
         """The variant in `folder`, which is new.
@@ -300,21 +309,6 @@ class Converter:
     def _require_running(self, file: Path) -> None:
         with open_session(file, "auto", self._progress, "basic") as session:
             session.run(self._samples()[0])
-
-
-@contextmanager
-def converter(
-    path: Path,
-    calibration: Calibration | None,
-    dataset: Dataset | None,
-    profiles: Sequence[InputSpec],
-    scratch: Path,
-    progress: Progress,
-    kind: type[Converter] = Converter,
-) -> Iterator[Converter]:
-    """`dataset`: the calibration set, or None. `scratch`: a folder of its own; three times the model's size is used there."""
-    with ExitStack() as stack:
-        yield kind(path, calibration, dataset, profiles, scratch, progress, stack)
 
 
 def require_possible(flavour: str, variant: Variant) -> None:

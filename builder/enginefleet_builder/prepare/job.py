@@ -26,7 +26,7 @@ from ..store.records import Records
 from . import baseline as baselines
 from . import convert, keys
 from . import model as models
-from .convert import Converter, converter, tools
+from .convert import Converter, tools
 from .gather import Given, calibrates, gather, scaled
 
 FAR = 0.9
@@ -47,7 +47,7 @@ def prepare(request: PrepareRequest, progress: Progress, kind: type[Converter] =
         # the baseline comes with what can be had later
         baseline, fresh = _baseline(given, records, progress) if wanted else (None, False)
         dataset = given.calibration.dataset if given.calibration else None
-        with converter(given.path, request.calibration, dataset, request.inputs, Path(folder) / "scratch", progress, kind) as one:
+        with kind(given.path, request.calibration, dataset, request.inputs, Path(folder) / "scratch", progress) as one:
             for flavour, variant in wanted:
                 try:
                     manifest, made = _prepared(given, flavour, variant, one, records, Path(folder), progress)

@@ -17,7 +17,7 @@ from enginefleet_api.errors import EngineFleetError, FailureClass, PermanentErro
 from ..backends.child import Child
 from ..backends.onnxruntime import open_session
 from ..io import Progress
-from ..tables import told
+from ..tables import without
 from . import cures, targets
 from .checks import Asked
 from .findings import Finding, fatal
@@ -41,7 +41,7 @@ def preflight(path: Path, asked: Asked, progress: Progress, cure_into: Path | No
     Never raises for what is in the file; TransientFault when the work must end.
     """
     progress("preflight")
-    found = [Finding("warning", problem.reason, told(problem).partition(": ")[2], problem.hint) for problem in targets.chosen().problems]
+    found = [Finding("warning", problem.reason, without(problem), problem.hint) for problem in targets.chosen().problems]
     target, cured = path, False
     with Child(INSPECTOR, progress, without_credentials(os.environ)) as child:
         _ask(child, {"do": "check", "path": str(path), "asked": asked.to_json_dict()}, found)

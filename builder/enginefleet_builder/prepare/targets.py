@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,9 +19,8 @@ from enginefleet_api.errors import PermanentError
 from enginefleet_api.flavours import release
 from enginefleet_api.jobs import PreflightTarget
 
-from ..tables import MOST_BYTES, Chosen, candidates, choose, read_table
+from ..tables import MOST_BYTES, DatedTable, Replaceable
 
-TARGETS = Path(__file__).with_name("targets.json")
 TARGETS_VARIABLE = "ENGINEFLEET_TARGETS"
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8"]
@@ -90,11 +88,9 @@ class ImageEntry(Contract):
     gives: Literal["tensorrt", "l4t", "onnxruntime"]
 
 
-class Table(Contract):
+class Table(DatedTable):
     """Lists are in ascending order of their releases."""
 
-    schema_version: Literal[1]
-    updated: str
     tensorrt: list[TensorRTEntry]
     hardware: list[HardwareEntry]
     jetpack: list[JetPackEntry]
@@ -117,26 +113,6 @@ class TensorRT:
     dla: tuple[str, ...]
 
 
-def load(path: Path | None = None) -> Table:
-    """The table at `path`, for which PermanentError `TargetsInvalid` names what is wrong; without it the one that is in use."""
-    return _load(path) if path else chosen().table
-
-
-def chosen() -> Chosen[Table]:
-    """The mounted table, that of ENGINEFLEET_TARGETS, or ours; and what is wrong with those that are left aside."""
-    return _chosen(candidates(TARGETS.name, TARGETS_VARIABLE))
-
-
-@cache
-def _chosen(others: tuple[Path, ...]) -> Chosen[Table]:
-    return choose(_load(TARGETS), others, _load, _invalid)
-
-
-@cache
-def _load(path: Path) -> Table:
-    return read_table(path, Table, _check, _invalid)
-
-
 def _check(table: Table) -> None:
     for what, texts in (
         ("tensorrt", [entry.release for entry in table.tensorrt]),
@@ -157,9 +133,10 @@ def _check(table: Table) -> None:
             raise ValueError(f"images: {entry.pattern!r} has not exactly one group")
 
 
-def _invalid(path: Path, what: str) -> PermanentError:
-    hint = f"Correct the file (of the ConfigMap, or the one that {TARGETS_VARIABLE} names), or remove it."
-    return PermanentError("TargetsInvalid", f"{path} is not a usable table of targets (schema version 1): {what}.", hint)
+_TABLE = Replaceable(
+    Path(__file__).with_name("targets.json"), Table, _check, of="targets", reason="TargetsInvalid", variable=TARGETS_VARIABLE
+)
+load, chosen = _TABLE.load, _TABLE.chosen
 
 
 def tensorrt(table: Table, version: str) -> TensorRT | None:
