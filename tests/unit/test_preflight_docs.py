@@ -34,6 +34,8 @@ def reasons_in(file: Path) -> Iterator[str]:
             place = {"Finding": 1, **dict.fromkeys(RAISED, 0)}.get(node.func.id)
             if place is not None and len(node.args) > place and isinstance(node.args[place], ast.Constant):
                 yield str(node.args[place].value)  # type: ignore[attr-defined]
+            # what a table that is not right is told with
+            yield from (str(word.value.value) for word in node.keywords if word.arg == "reason" and isinstance(word.value, ast.Constant))
         if isinstance(node, ast.For) and isinstance(node.iter, ast.Tuple) and "reason" in ast.unparse(node.target):
             yield from (
                 str(item.elts[1].value) for item in node.iter.elts if isinstance(item, ast.Tuple) and isinstance(item.elts[1], ast.Constant)
