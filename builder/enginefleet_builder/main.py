@@ -94,7 +94,7 @@ def prepare(
     """Fetch, check and convert a model; measure its FP32 baseline; put both into the store."""
     hand: dict[str, Any] | None = None
     if model is not None or spec is not None:
-        sides = [int(side) if side.isdigit() else side for side in (export_size or "").split("x") if side]
+        sides = _sides(export_size)
         flags = {
             "model": {
                 "uri": model,
@@ -163,6 +163,16 @@ def _build_request(request: Path | None, as_json: bool, prepared: str | None, fl
 def _gate(data: str | None, task: str | None, metric: str | None, min_samples: int | None, **more: Any) -> dict[str, Any]:
     """spec.validation as flags say it."""
     return {"validation": {"uri": data, "task": task, "metric": metric, "minSamples": min_samples} | more}
+
+
+def _sides(size: str | None) -> list[int]:
+    """[height, width] of a flag."""
+    if size is None:
+        return []
+    sides = size.split("x")
+    if len(sides) != 2 or not all(side.isdecimal() for side in sides):
+        raise typer.BadParameter(f"--export-size is {size!r}, expected HEIGHTxWIDTH in pixels, such as 480x640")
+    return [int(side) for side in sides]
 
 
 @contextmanager

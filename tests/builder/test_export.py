@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import sys
 import time
@@ -13,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from enginefleet_api.errors import EnvironmentFault, PermanentError, TransientFault
 from enginefleet_api.jobs import Source
 from enginefleet_api.resources import ModelExport
 from enginefleet_builder.io import Cancellation, Progress
+from enginefleet_builder.main import app
 from enginefleet_builder.prepare import export as exports
 from enginefleet_builder.prepare.export import checkpoint, export
 from enginefleet_builder.prepare.export_fence import NO_LANDLOCK
@@ -202,6 +205,23 @@ def test_a_failing_export_shows_its_last_lines_and_no_traceback(given: Path, tmp
     assert error.reason == "ExportFailed"
     assert "RuntimeError: weights of another version" in error.message
     assert "Traceback" not in error.message
+
+
+def test_what_torch_logs_does_not_push_the_words_of_the_error_out(given: Path, tmp_path: Path, exporter: Exporter) -> None:
+    logged = "W1203 13:42:52.388000 1 torch/export/__init__.py:403] " + "^" * 150
+    exporter.brings(f"print({logged!r}); print({logged!r}); print('RuntimeError: failed finding central directory'); sys.exit(1)")
+    error = refused(given, ModelExport(), tmp_path / "work")
+    assert "RuntimeError: failed finding central directory" in error.message
+    assert "W1203" not in error.message
+
+
+@pytest.mark.parametrize("size", ["banana", "640", "480x", "480x640x3", "-1x640"])
+def test_a_size_by_hand_that_is_none_is_shown_with_what_is_expected(size: str, tmp_path: Path) -> None:
+    flags = ["--model", "net.pt", "--store", str(tmp_path), "--export", "isolated", "--export-size", size]
+    answer: Any = CliRunner().invoke(app, ["prepare", *flags])
+    assert answer.exit_code == 2
+    said = " ".join(re.sub(r"[^ -~]", " ", answer.output).split())
+    assert f"--export-size is '{size}', expected HEIGHTxWIDTH in pixels, such as 480x640" in said
 
 
 def test_ending_the_work_ends_the_exporter(given: Path, tmp_path: Path, exporter: Exporter) -> None:

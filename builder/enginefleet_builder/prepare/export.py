@@ -38,6 +38,8 @@ NEEDED = ("torch", "ultralytics", "onnx", "onnxscript")
 """What an image that exports must have. Other modules that are missing are what the file was made with."""
 POLL = 0.2
 LAST_LINES = 3
+_LOGGED = re.compile(r"[DIWEF]\d{4} \d\d:")
+"""How a line of torch's own log begins: it says the traceback first, and would push the words of the error out."""
 LOG_BYTES = 16384
 LICENCE = "Ultralytics and what it exports are under the AGPL-3.0 unless you have another licence of theirs"
 
@@ -190,6 +192,7 @@ def _lacking(log: str) -> str:
 def _last(log: str) -> str:
     """The last lines; of a traceback what it ends with: the others are indented."""
     lines = [line.strip() for line in log.splitlines() if line.strip() and not line.startswith((" ", "Traceback "))]
+    lines = [line for line in lines if not _LOGGED.match(line)] or lines
     return clean("; ".join(lines[-LAST_LINES:]) or "it said nothing", 400).rstrip(".")
 
 
