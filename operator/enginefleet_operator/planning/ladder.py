@@ -1,7 +1,8 @@
 """Which variant of a model a fingerprint gets: the remedy ladder and `precision: auto`, as one pure function.
 
-Variants are tried in the order of the ladder. One that fails its gate (or cannot be made) gives way to the next. One that passes ends the
-search, unless it turned out slower than FP32 beside it: then the search goes on, and the fastest that passed is taken.
+Variants are tried in the order of the ladder. One that fails its gate (or cannot be made) gives way to the next. One that passes ends the search
+within its precision; each further precision is built and measured too, and the fastest that passed is taken. All are measured beside FP32, so that
+an engine in FP32 is built only where nothing that passed is faster.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ def climb(
     rungs: list[Rung[W]] = []
     needs: Variant | None = None
     for variant in order:
+        if _beaten(variant, [r for r in rungs if r.state == "Passed"]):
+            continue
         if variant.id not in made:
             needs = variant
             break
@@ -86,7 +89,28 @@ def climb(
         if not _gives_way(rung):
             break
     passed = [r for r in rungs if r.state == "Passed"]
+    if passed and _is_compared(rungs[-1]) and not any(r.want is not None and r.want.name in serving for r in passed):
+        return Ladder(tuple(rungs), None, needs)
     return Ladder(tuple(rungs), _fastest(passed, serving), needs)
+
+
+def _beaten(variant: Variant, passed: list[Rung[W]]) -> bool:
+    """Whether there is nothing to gain from it: its precision has passed already, or what passed is known to be as fast as it."""
+    if not passed:
+        return False
+    speeds = [_speedup(rung) for rung in passed]
+    known = [speed for speed in speeds if speed is not None]
+    if len(known) < len(speeds) or variant.precision in {rung.variant.precision for rung in passed}:
+        return True  # without a speed there is nothing to compare by
+    return variant == FP32 and max(known) >= 1
+
+
+def _is_compared(rung: Rung[W]) -> bool:
+    """Whether it is at work, so that in minutes it is known which one is the fastest: pods are not moved twice for that.
+
+    What waits for a device, or for another attempt, may wait for long: it keeps nothing from being served.
+    """
+    return rung.want is not None and (rung.status is None or rung.status.phase in ("", "Building"))
 
 
 def _gives_way(rung: Rung[W]) -> bool:
@@ -95,8 +119,7 @@ def _gives_way(rung: Rung[W]) -> bool:
     if status is None:
         return False
     if status.phase == "Passed":
-        speed = _speedup(rung)
-        return rung.variant != FP32 and speed is not None and speed < 1
+        return True
     last = status.build.last_failure if status.build is not None else None
     return status.phase == "Failed" and last is not None and last.failure_class == FailureClass.PERMANENT.value
 

@@ -122,10 +122,14 @@ def needed(spec: ModelDeploymentSpec, flavour: str, variant: Variant, have: Coll
 
 
 def first_needs(spec: ModelDeploymentSpec, hardware_class: HardwareClass, facts: Mapping[str, Any]) -> tuple[Need, ...]:
-    """What a device needs while nothing is prepared: the top of its ladder."""
+    """What a device needs while nothing is prepared: the top of its ladder; for `auto` one variant of each precision, as they are compared."""
     chosen, refused = flavour(hardware_class, facts), refusals(spec, hardware_class, facts)
-    first = next((variant for variant in ladder(spec) if variant.id not in refused), None)
-    return needed(spec, chosen, first) if chosen is not None and first is not None else ()
+    able = [variant for variant in ladder(spec) if variant.id not in refused]
+    if chosen is None:
+        return ()
+    tops = list({variant.precision: variant for variant in reversed(able) if variant != FP32}.values())[::-1] or able
+    tops = tops if spec.precision == "auto" else tops[:1]
+    return tuple(dict.fromkeys(need for variant in tops for need in needed(spec, chosen, variant)))
 
 
 def together(needs: Sequence[Need]) -> tuple[Need, ...]:

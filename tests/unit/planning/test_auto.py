@@ -68,43 +68,54 @@ def play(s: Snapshot, answers: Mapping[str, tuple[Answer, str]], failures: Mappi
 PASS, FAIL, UNKNOWN = Answer.PASS, Answer.FAIL, Answer.INCONCLUSIVE
 
 
-def test_the_first_prepare_makes_the_top_of_the_ladder_and_fp32_to_measure_against() -> None:
+def test_the_first_prepare_makes_the_top_of_each_precision_and_fp32_to_measure_against() -> None:
     start = w.first(decide(auto(), w.NOW), StartPrepare)
-    assert [n.id for n in start.needs] == ["int8-entropy", "fp32"]
+    assert [n.id for n in start.needs] == ["int8-entropy", "fp32", "fp16"]
 
 
-def test_int8_that_passes_is_what_serves_and_nothing_else_is_built() -> None:
-    s, made = play(auto(), {"int8-entropy": (PASS, "2.1")})
-    assert made == ["int8-entropy", "fp32"]
-    assert [b.spec.variant for b in s.builds] == ["int8-entropy"]
+def test_int8_that_passes_is_compared_with_fp16_and_the_fastest_serves() -> None:
+    s, made = play(auto(), {"int8-entropy": (PASS, "2.1"), "fp16": (PASS, "1.6")})
+    assert made == ["int8-entropy", "fp32", "fp16"]
+    assert [b.spec.variant for b in s.builds] == ["int8-entropy", "fp16"]
     assert len(s.workloads) == 1
     found = s.status.classes[0].fingerprints[0]
-    assert (found.variant, found.precision, found.speedup, found.tried) == ("int8-entropy", "int8", "2.1", [])
+    assert (found.variant, found.precision, found.speedup) == ("int8-entropy", "int8", "2.1")
+    assert [(t.variant, t.state) for t in found.tried] == [("fp16", "Passed")]
+
+
+def test_fp16_that_is_faster_than_int8_is_what_serves_and_no_pod_is_moved_twice() -> None:
+    s, _ = play(auto(), {"int8-entropy": (PASS, "1.6"), "fp16": (PASS, "2.1")})
+    assert s.status.classes[0].fingerprints[0].variant == "fp16"
+    assert {x.build for x in s.workloads} == {b.name for b in s.builds if b.spec.variant == "fp16"}
 
 
 def test_what_fails_its_gate_gives_way_until_one_passes() -> None:
-    answers = {"int8-entropy": (FAIL, ""), "int8-max": (FAIL, ""), "int8-repaired": (PASS, "1.7")}
+    answers = {"int8-entropy": (FAIL, ""), "int8-max": (FAIL, ""), "int8-repaired": (PASS, "1.7"), "fp16": (PASS, "1.2")}
     s, made = play(auto(), answers)
-    assert made == ["int8-entropy", "fp32", "int8-max", "int8-repaired"]
+    assert made == ["int8-entropy", "fp32", "fp16", "int8-max", "int8-repaired"]
     found = s.status.classes[0].fingerprints[0]
     assert found.variant == "int8-repaired"
-    assert [(t.variant, t.state) for t in found.tried] == [("int8-entropy", "Failed"), ("int8-max", "Failed")]
+    assert [(t.variant, t.state) for t in found.tried] == [("int8-entropy", "Failed"), ("int8-max", "Failed"), ("fp16", "Passed")]
     assert "int8-max lost too much" in found.tried[1].message
     assert s.status.engines == "1/1"
     assert {x.build for x in s.workloads} == {b.name for b in s.builds if b.spec.variant == "int8-repaired"}
 
 
 def test_the_fastest_is_taken_where_low_precision_is_slower_than_fp32() -> None:
-    answers = dict.fromkeys(("int8-entropy", "int8-max", "int8-repaired", "fp16"), (PASS, "0.6")) | {"fp32": (PASS, "")}
+    answers = dict.fromkeys(("int8-entropy", "fp16"), (PASS, "0.6")) | {"fp32": (PASS, "")}
     s, _ = play(auto(), answers)
+    assert [b.spec.variant for b in s.builds] == ["int8-entropy", "fp16", "fp32"]  # other scales would be no faster
     assert s.status.classes[0].fingerprints[0].variant == "fp32"
 
 
 def test_a_variant_that_cannot_be_prepared_is_passed_over_with_its_reason() -> None:
-    s, _ = play(auto(), {"int8-max": (PASS, "1.5")}, {"int8-entropy": "NothingQuantized: 0 Q/DQ nodes"})
+    s, _ = play(auto(), {"int8-max": (PASS, "1.5"), "fp16": (FAIL, "")}, {"int8-entropy": "NothingQuantized: 0 Q/DQ nodes"})
     found = s.status.classes[0].fingerprints[0]
     assert found.variant == "int8-max"
-    assert [(t.variant, t.message) for t in found.tried] == [("int8-entropy", "NothingQuantized: 0 Q/DQ nodes")]
+    assert [(t.variant, t.message) for t in found.tried] == [
+        ("int8-entropy", "NothingQuantized: 0 Q/DQ nodes"),
+        ("fp16", "GateFailed: fp16 lost too much"),
+    ]
 
 
 def test_when_nothing_passes_it_is_stalled_and_every_variant_is_named() -> None:
@@ -127,17 +138,17 @@ def test_when_nothing_can_be_prepared_it_is_stalled_with_the_reasons() -> None:
 
 def test_too_few_samples_do_not_send_it_down_the_ladder() -> None:
     s, made = play(auto(), {"int8-entropy": (UNKNOWN, "")})
-    assert made == ["int8-entropy", "fp32"]
+    assert made == ["int8-entropy", "fp32", "fp16"]
     assert next(c for c in s.status.conditions if c.type == "Ready").reason == "GateInconclusive"
 
 
 def test_the_old_release_serves_while_the_next_variant_is_prepared() -> None:
-    s, _ = play(auto(), {"int8-entropy": (PASS, "2.0")})
+    s, _ = play(auto(), {"int8-entropy": (PASS, "2.0"), "fp16": (FAIL, "")})
     s = w.settle(w.serving(s))
     harder = s.spec.validation.model_copy(update={"min_samples": 300}) if s.spec.validation else None
     s = replace(s, spec=s.spec.model_copy(update={"validation": harder}), generation=2)
     old = {x.name for x in s.workloads}
-    after, _ = play(s, {"int8-entropy": (FAIL, ""), "int8-max": (PASS, "1.9")})
+    after, _ = play(s, {"int8-entropy": (FAIL, ""), "int8-max": (PASS, "1.9"), "fp16": (FAIL, "")})
     assert old <= {x.name for x in after.workloads}
     assert {n.labels.get(k) for n in after.nodes for k in n.labels if k.startswith("release.")}
 

@@ -227,7 +227,8 @@ def test_what_fails_in_one_flavour_is_built_in_the_other() -> None:
 def test_flavours_that_climb_apart_have_a_job_each() -> None:
     spec = {"precision": "auto", "calibration": CALIBRATION}
     s, jobs = play(fleet(CPU, ADA, **spec), {"tensorrt-10/int8-entropy": "NothingQuantized: no"})
-    assert jobs == [["int8-entropy", "fp32", "tensorrt-10/int8-entropy", "tensorrt-10/fp32"], ["tensorrt-10/int8-max"]]
+    both = ["int8-entropy", "fp32", "fp16"]
+    assert jobs == [[*both, *(f"tensorrt-10/{one}" for one in both)], ["tensorrt-10/int8-max"]]
     assert {(b.spec.hardware_class, b.spec.variant) for b in s.builds} == {("cpu", "int8-entropy"), ("ada", "int8-max")}
 
 
@@ -350,7 +351,7 @@ def test_of_two_classes_the_one_that_has_the_precision_is_built() -> None:
 def test_auto_passes_over_what_a_device_does_not_have_and_says_so() -> None:
     spec = {"precision": "auto", "calibration": CALIBRATION, "auto": {"candidates": ["fp8", "int8"]}}
     s, jobs = play(fleet(ADA, XAVIER, **spec))
-    assert jobs[0] == ["tensorrt-10/fp8-entropy", "tensorrt-10/fp32"]
+    assert jobs[0] == ["tensorrt-10/fp8-entropy", "tensorrt-10/fp32", "tensorrt-10/int8-entropy"]
     assert jobs[1] == ["tensorrt-8/int8-entropy", "tensorrt-8/fp32"]
     assert {(b.spec.hardware_class, b.spec.variant) for b in s.builds} == {("ada", "fp8-entropy"), ("orin", "int8-entropy")}
     tried = next(c for c in s.status.classes if c.name == "orin").fingerprints[0].tried
