@@ -352,6 +352,8 @@ class Verdict(Contract):
     fingerprint: str
     answer: Answer
     reasons: list[str] = Field(default_factory=list)
+    lasting: bool = False
+    """Inconclusive on the samples: judging them again tells no more. A speed that could not be judged may be, at another moment."""
     thresholds: dict[str, Any] = Field(default_factory=dict)
     """What it was judged by: exactly what the gate key is made of (keys.gate_thresholds)."""
     accuracy: Accuracy | None = None

@@ -193,6 +193,8 @@ class BuildReport(Contract):
     """True when a proven or completed build was found in the store and nothing was compiled."""
     answer: Answer
     reasons: list[str] = Field(default_factory=list)
+    lasting: bool = False
+    """As of the verdict: judging again would tell no more."""
     accuracy: Accuracy | None = None
     latency: list[Latency] = Field(default_factory=list)
     speedup: str | None = None

@@ -359,6 +359,18 @@ def test_verdict(changes: dict[str, Any], answer: Answer, text: str) -> None:
     assert any(text in reason for reason in found.reasons), found.reasons
 
 
+def test_only_what_the_samples_leave_open_lasts() -> None:
+    few = accuracy("0.005000", "0.015000", samples=400)
+    assert decide(few, gate()).lasting
+    assert decide(None, gate()).lasting
+    assert not decide(accuracy(), gate()).lasting
+    # at another moment the machine may be quiet
+    unsteady = decide(accuracy(), gate(), speed=SpeedAcceptance(min_speedup="1.5"), speedup=faster("1.600", "1.100"))
+    assert (unsteady.answer, unsteady.lasting) == (INCONCLUSIVE, False)
+    # and a failure is one, whatever else is open
+    assert not decide(few, gate(), latency=speed("50.0"), speed=SpeedAcceptance(p95="12ms")).lasting
+
+
 def test_the_samples_that_are_needed_stand_beside_the_answer() -> None:
     found = decide(accuracy("0.005000", "0.015000", samples=400), gate())
     assert 1600 == found.needed

@@ -75,6 +75,7 @@ def _report(work: Work, engine: Engine, verdict: Verdict) -> BuildReport:
         adopted=engine.adopted,
         answer=verdict.answer,
         reasons=verdict.reasons,
+        lasting=verdict.lasting,
         accuracy=verdict.accuracy and verdict.accuracy.headline(),
         latency=[item.headline() for item in verdict.latency],
         speedup=verdict.speedup and verdict.speedup.speedup,

@@ -76,6 +76,7 @@ def _verdict(work: Work, engine: Engine, measured: Measured, speed: Speed, took:
         fingerprint=request.fingerprint,
         answer=decision.answer,
         reasons=decision.reasons,
+        lasting=decision.lasting,
         # through JSON: the verdict is the same before it is stored and after it was read
         thresholds=json.loads(json.dumps(gate_thresholds(request.validation, request.benchmark))),
         accuracy=accuracy,

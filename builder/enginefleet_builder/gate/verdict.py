@@ -31,11 +31,15 @@ RISING = ("max_abs_error",)
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`reasons`: one sentence each, with the numbers. `needed`: samples that would tell, where these are too few."""
+    """`reasons`: one sentence each, with the numbers. `needed`: samples that would tell, where these are too few.
+
+    `lasting`: the samples leave it open, and they will be the same the next time.
+    """
 
     answer: Answer
     reasons: list[str]
     needed: int | None = None
+    lasting: bool = False
 
 
 @dataclass(slots=True)
@@ -52,12 +56,14 @@ def decide(
     speed: SpeedAcceptance | None = None,
 ) -> Decision:
     needs = _Needs()
-    findings = [*_accuracy(accuracy, validation, needs), *_speed(latency, speedup, speed)]
+    of_samples = list(_accuracy(accuracy, validation, needs))
+    findings = [*of_samples, *_speed(latency, speedup, speed)]
     answers = {answer for answer, _ in findings}
     answer = FAIL if FAIL in answers else INCONCLUSIVE if INCONCLUSIVE in answers or PASS not in answers else PASS
     order = {FAIL: 0, INCONCLUSIVE: 1, PASS: 2}
     reasons = [reason for _, reason in sorted(findings, key=lambda finding: order[finding[0]])]
-    return Decision(answer, reasons, max(needs.samples, default=None))
+    lasting = answer is INCONCLUSIVE and any(one is INCONCLUSIVE for one, _ in of_samples)
+    return Decision(answer, reasons, max(needs.samples, default=None), lasting)
 
 
 def _accuracy(found: Accuracy | None, validation: Validation | None, needs: _Needs) -> Iterator[Finding]:

@@ -695,7 +695,7 @@ def _advance(s: Snapshot, want: Wanted, status: EngineBuildStatus, found: Attemp
                 # no waiting cures it
                 reason = "NoDeviceToJudgeOn"
                 said = f"{said}; no pod gets this engine, as no node of {want.hardware_class.name} has such a GPU"
-            lasting = report.answer is Answer.FAIL or elsewhere is not None
+            lasting = report.answer is Answer.FAIL or report.lasting or elsewhere is not None
             kind = FailureClass.PERMANENT if lasting else FailureClass.TRANSIENT
             job_name = found.state.job if found.state else ""
             failure = Failure(kind, reason, said)

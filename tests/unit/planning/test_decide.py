@@ -11,6 +11,7 @@ from enginefleet_api import labels
 from enginefleet_api.documents import Answer
 from enginefleet_api.errors import FailureClass
 from enginefleet_api.resources import ModelDeploymentSpec
+from enginefleet_operator.planning import retry
 from enginefleet_operator.planning.decide import decide
 from enginefleet_operator.planning.model import (
     CreateWorkload,
@@ -109,15 +110,23 @@ def test_a_node_that_joins_gets_the_engine_without_a_build() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason", "stalled"), [(Answer.FAIL, "GateFailed", "True"), (Answer.INCONCLUSIVE, "GateInconclusive", "False")]
+    ("answer", "lasting", "reason", "stalled"),
+    [
+        (Answer.FAIL, False, "GateFailed", "True"),
+        (Answer.INCONCLUSIVE, False, "GateInconclusive", "False"),
+        (Answer.INCONCLUSIVE, True, "GateInconclusive", "True"),
+    ],
 )
-def test_an_engine_that_did_not_pass_is_never_rolled_out(answer: Answer, reason: str, stalled: str) -> None:
+def test_an_engine_that_did_not_pass_is_never_rolled_out(answer: Answer, lasting: bool, reason: str, stalled: str) -> None:
     s = w.prepared_fleet()
-    s = w.settle(w.end_job(s, "build", report=w.build_report(s.builds[0], answer, ["top1 0.80 is below the minimum 0.9"])))
+    said = w.build_report(s.builds[0], answer, ["top1 0.80 is below the minimum 0.9"]).model_copy(update={"lasting": lasting})
+    s = w.settle(w.end_job(s, "build", report=said))
     assert s.workloads == ()
     assert condition(s, "Ready")[1] == reason
     assert condition(s, "Stalled")[0] == stalled
     assert "0.80 is below" in s.status.summary
+    # what no waiting cures is not tried again
+    assert (retry.due_at(s.builds[0].status.build) is None) == (stalled == "True")
 
 
 def test_a_report_about_another_engine_is_not_believed() -> None:
