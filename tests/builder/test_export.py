@@ -8,6 +8,7 @@ import json
 import os
 import re
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -23,7 +24,7 @@ from enginefleet_builder.io import Cancellation, Progress
 from enginefleet_builder.main import app
 from enginefleet_builder.prepare import export as exports
 from enginefleet_builder.prepare.export import checkpoint, export
-from enginefleet_builder.prepare.export_fence import NO_LANDLOCK
+from enginefleet_builder.prepare.export_fence import REFUSED
 from tests.builder.models import classifier, save_model
 from tests.builder.support import Bench
 
@@ -85,6 +86,14 @@ def exporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Exporter:
     return made
 
 
+@pytest.fixture(params=["namespaces", "filter"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each of the two ways to isolate an exporter."""
+    if request.param == "filter":
+        monkeypatch.setattr(exports, "ISOLATE", ("false",))
+    return str(request.param)
+
+
 def refused(given: Path, spec: ModelExport | None, work: Path) -> PermanentError:
     with pytest.raises(PermanentError) as caught:
         export(given, spec, work, Progress())
@@ -136,7 +145,7 @@ def test_a_file_that_was_made_with_a_module_of_its_own_says_which(given: Path, t
 
 
 def test_the_exporter_sees_no_credentials_and_no_network(
-    given: Path, tmp_path: Path, exporter: Exporter, monkeypatch: pytest.MonkeyPatch
+    given: Path, tmp_path: Path, exporter: Exporter, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     monkeypatch.setenv("ENGINEFLEET_STORE_SECRET_ACCESS_KEY", "hunter2")
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -152,7 +161,7 @@ def test_the_exporter_sees_no_credentials_and_no_network(
     assert seen["argv"] == options
 
 
-def test_a_file_changes_nothing_outside_of_its_folder(given: Path, tmp_path: Path, exporter: Exporter) -> None:
+def test_a_file_changes_nothing_outside_of_its_folder(given: Path, tmp_path: Path, exporter: Exporter, way: str) -> None:
     bystander = tmp_path / "validation.npz"
     bystander.write_bytes(b"as it was")
     changes = [
@@ -162,6 +171,9 @@ def test_a_file_changes_nothing_outside_of_its_folder(given: Path, tmp_path: Pat
         f"os.rename({str(bystander)!r}, 'mine')",
         f"Path({str(tmp_path / 'new')!r}).mkdir()",
         f"os.kill({os.getpid()}, 0)",
+        f"os.kill(-{os.getpgid(0)}, 0)",
+        f"open('/proc/{os.getpid()}/mem', 'rb')",
+        "socket.socketpair()" if way == "filter" else "socket.create_connection(('127.0.0.1', 9))",
     ]
     tries = "\n".join(f"try:\n    {change}\n    print({change!r})\nexcept OSError:\n    pass" for change in changes)
     exporter.brings(f"{tries}\nPath('own').mkdir()\nPath('own').rename('renamed')\nimport sys; sys.exit('no more')")
@@ -169,9 +181,10 @@ def test_a_file_changes_nothing_outside_of_its_folder(given: Path, tmp_path: Pat
     assert bystander.read_bytes() == b"as it was"
 
 
-def test_a_process_that_a_file_leaves_behind_ends_with_the_export(given: Path, tmp_path: Path, exporter: Exporter) -> None:
+def test_a_process_that_a_file_leaves_behind_ends_with_the_export(given: Path, tmp_path: Path, exporter: Exporter, way: str) -> None:
     left = (
-        "import signal\nif os.fork() == 0:\n    os.setsid()\n    Path('left').write_text(os.readlink('/proc/self'))\n    signal.pause()\n"
+        "import signal\nif os.fork() == 0:\n    try:\n        os.setsid()\n    except PermissionError:\n        pass\n"
+        "    Path('left').write_text(os.readlink('/proc/self'))\n    signal.pause()\n"
     )
     exporter.brings(f"{left}while not Path('left').is_file() or not Path('left').read_text():\n    pass\nsys.exit('done')")
     refused(given, ModelExport(), tmp_path / "work")
@@ -179,22 +192,60 @@ def test_a_process_that_a_file_leaves_behind_ends_with_the_export(given: Path, t
     assert ends(number)
 
 
+def test_a_file_that_aborts_is_an_answer(given: Path, tmp_path: Path, exporter: Exporter, way: str) -> None:
+    exporter.brings("os.abort()")
+    assert refused(given, ModelExport(), tmp_path / "work").reason == "ExportFailed"
+
+
+UNDER_A_PROFILE = """
+import platform, sys
+from pathlib import Path
+from enginefleet_api.resources import ModelExport
+from enginefleet_builder import seccomp
+from enginefleet_builder.io import Progress
+from enginefleet_builder.prepare.export import export
+seccomp.install(seccomp.filter_steps(platform.machine(), ["unshare 272 97, setns 308 268, mount 165 40"]))
+print(export(Path(sys.argv[1]), ModelExport(), Path(sys.argv[2]), Progress()).notes)
+"""
+
+
+def test_where_namespaces_are_refused_as_by_a_runtimes_default_profile_a_filter_isolates(
+    given: Path, tmp_path: Path, exporter: Exporter
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        exporter.makes_a_model(server.getsockname()[1])
+        ended = subprocess.run(
+            [sys.executable, "-c", UNDER_A_PROFILE, str(given), str(tmp_path / "work")], capture_output=True, text=True, check=False
+        )
+    assert ended.returncode == 0, ended.stderr
+    assert "by Ultralytics" in ended.stdout
+    assert "isolat" not in ended.stdout
+    seen = exporter.seen(tmp_path / "work")
+    assert not seen["network"]
+    assert not seen["parent"]
+
+
 def test_a_kernel_without_landlock_is_told_of(given: Path, tmp_path: Path, exporter: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
     fence = tmp_path / "fence.py"
-    fence.write_text(f"raise SystemExit({NO_LANDLOCK})")
+    fence.write_text(f"import sys; print('there is no Landlock', file=sys.stderr); sys.exit({REFUSED})")
     monkeypatch.setattr(exports, "FENCE", fence)
     exporter.makes_a_model()
-    assert "no Landlock" in export(given, ModelExport(), tmp_path / "work", Progress()).notes[0]
+    note = export(given, ModelExport(), tmp_path / "work", Progress()).notes[0]
+    assert note == "the exporter could change files outside of its folder: there is no Landlock"
 
 
 def test_without_isolation_only_a_trusted_file_is_opened(
     given: Path, tmp_path: Path, exporter: Exporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exports, "ISOLATE", ("false",))
+    monkeypatch.setattr(exports, "ISOLATE", ("no-such-program",))
+    fence = tmp_path / "fence.py"
+    fence.write_text(f"import sys; print('system calls cannot be filtered', file=sys.stderr); sys.exit({REFUSED})")
+    monkeypatch.setattr(exports, "FENCE", fence)
     exporter.makes_a_model()
     with pytest.raises(EnvironmentFault) as caught:
         export(given, ModelExport(), tmp_path / "a", Progress())
     assert caught.value.reason == "ExportNotIsolated"
+    assert "there is no program no-such-program; system calls cannot be filtered" in caught.value.message
     notes = export(given, ModelExport(trust="trusted"), tmp_path / "b", Progress()).notes
     assert "ran with network" in notes[0]
 

@@ -35,7 +35,7 @@ SYSTEM = "enginefleet-system"
 T = TypeVar("T")
 _numbers = itertools.count(1)
 LATER = 180.0
-"""Seconds for a rollout, on a machine that does other work."""
+"""Seconds for any one thing to happen, on a machine that does other work. A wait that succeeds does not take longer for it."""
 
 
 class OperatorProcess:
@@ -133,7 +133,7 @@ class Fleet:
 
     # ---- waiting
 
-    def wait(self, what: str, found: Callable[[], T | None], seconds: float = 60.0) -> T:
+    def wait(self, what: str, found: Callable[[], T | None], seconds: float = LATER) -> T:
         try:
             return self.world.wait(what, found, seconds)
         except NotInTime as error:
@@ -146,7 +146,7 @@ class Fleet:
         disturbed = self.world.quiet(seconds, functools.partial(_changed, site, before))
         assert disturbed == ""
 
-    def calm(self, site: Site, seconds: float = 1.5, within: float = 60.0) -> None:
+    def calm(self, site: Site, seconds: float = 1.5, within: float = LATER) -> None:
         """Wait until nothing of this site has changed for a while."""
         deadline = time.monotonic() + within
         while True:
@@ -252,10 +252,10 @@ class Site:
         found = self.get(name)
         return found if is_settled(found) else None
 
-    def wait_ready(self, seconds: float = 90.0, name: str = "") -> Object:
+    def wait_ready(self, seconds: float = LATER, name: str = "") -> Object:
         return self.fleet.wait(f"{self.namespace}/{name or self.name} is Ready", lambda: self.settled(name), seconds)
 
-    def wait_reason(self, reason: str, kind: str = "Ready", seconds: float = 60.0, name: str = "") -> Mapping[str, str]:
+    def wait_reason(self, reason: str, kind: str = "Ready", seconds: float = LATER, name: str = "") -> Mapping[str, str]:
         return self.fleet.wait(
             f"condition {kind} has reason {reason}",
             lambda: c if (c := self.condition(kind, name)).get("reason") == reason else None,

@@ -116,7 +116,7 @@ def test_what_was_deleted_by_hand_on_the_way_to_serving_comes_back(fleet: Fleet,
 
 def _reached(fleet: Fleet, site: Site, stage: str, struck: set[str]) -> set[str]:
     """What the site is at in that stage; nothing of it was struck yet."""
-    return fleet.wait(f"it is {stage}, with other objects than {sorted(struck)}", lambda: STAGES[stage](site) - struck, 120)
+    return fleet.wait(f"it is {stage}, with other objects than {sorted(struck)}", lambda: STAGES[stage](site) - struck)
 
 
 @pytest.mark.parametrize("deed", SERVING)
@@ -141,7 +141,7 @@ def _comes_back(fleet: Fleet, site: Site) -> None:
 
     # the deed takes effect with delay, and a pod takes seconds to start in which nothing changes: only restored *and* calm is the end
     for _ in range(5):
-        fleet.wait("all is as if nobody had touched it", restored, 150)
+        fleet.wait("all is as if nobody had touched it", restored)
         fleet.calm(site)
         if restored():
             break
@@ -162,7 +162,7 @@ def test_an_engine_deleted_from_the_store_is_built_again_when_a_pod_needs_it(fle
         if path.is_file():
             path.unlink()
     fleet.delete("pod", pod["metadata"]["name"], site.namespace)
-    fleet.wait("the loss is noticed", lambda: site.settled() is None, 60)
+    fleet.wait("the loss is noticed", lambda: site.settled() is None)
     site.wait_ready(180)
     assert fleet.keys(f"{site.namespace}/blobs/")
     assert (
@@ -182,4 +182,4 @@ def test_labels_of_a_deleted_model_deployment_are_swept(fleet: Fleet, applied: S
         kept = [n for n in fleet.world.all("node") if key in n["metadata"]["labels"]]
         return not kept and not site.pods() and not site.workloads()
 
-    fleet.wait("labels, workloads and pods are gone", clean, 60)
+    fleet.wait("labels, workloads and pods are gone", clean)

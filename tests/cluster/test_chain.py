@@ -130,6 +130,6 @@ def test_a_changed_runtime_image_is_built_and_proven_while_the_old_pods_serve(fl
         images = {p["spec"]["containers"][0]["image"] for p in site.pods()}
         return images == {"enginefleet/runtime:ort-1.23"} and site.settled() is not None and len(site.pods()) == 2
 
-    fleet.wait("both nodes serve with the new runtime", done, 120)
+    fleet.wait("both nodes serve with the new runtime", done)
     assert not any(early)
     assert len(site.workloads()) == 1

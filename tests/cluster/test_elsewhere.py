@@ -36,7 +36,7 @@ def test_an_engine_for_a_gpu_elsewhere_ends_inconclusive_and_no_pod_gets_it(site
         ready = ((here.get() or {}).get("status", {}).get("classes") or [{}])[0].get("nodes", {}).get("ready")
         return said if done and said.get("status") == "True" and ready == 2 else None
 
-    said = here.fleet.wait("one engine serves, the other ends inconclusive", ended, 90)
+    said = here.fleet.wait("one engine serves, the other ends inconclusive", ended)
     assert said["reason"] == "NoDeviceToJudgeOn"
     assert f"{elsewhere.hardware_class}: NoDeviceToJudgeOn: nothing was run" in said["message"]
     build = next(b for b in here.builds() if b["spec"]["class"] == elsewhere.hardware_class)

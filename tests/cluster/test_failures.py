@@ -114,7 +114,7 @@ def sites(cluster_fleet: Fleet) -> Iterator[dict[str, Site]]:
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_wrong_is_said(sites: dict[str, Site], fleet: Fleet, name: str) -> None:
     case, site = CASES[name], sites[name]
-    found = site.wait_reason(case.reason, seconds=150)
+    found = site.wait_reason(case.reason)
     assert case.says in found["message"]
     assert "Traceback" not in found["message"]
     assert (site.condition("Stalled")["status"] == "True") is case.stalled
@@ -147,7 +147,7 @@ def test_no_node_of_the_class_is_waited_for_and_a_new_node_wakes_it(fleet: Fleet
         assert [p["spec"]["nodeName"] for p in site.pods()] == ["node-b1"]
     finally:
         fleet.kube.kubectl("label", "node", "node-b1", "hardware=cpu-b", "--overwrite")
-        fleet.wait("the node is given back", lambda: not site.pods(), 60)
+        fleet.wait("the node is given back", lambda: not site.pods())
         site.close()
 
 
@@ -169,7 +169,7 @@ def test_a_newer_table_in_a_config_map_reaches_the_jobs_and_a_wrong_one_stops_no
 
     fleet.apply(site.namespace_object(), tables(json.dumps(newer)))
     site.apply_all()
-    found = site.wait_reason("KnownTrouble", seconds=90)
+    found = site.wait_reason("KnownTrouble")
     assert "Conv: it breaks (owner/repository#1)" in found["message"]
     assert site.workloads() == []
     # of no use, which is told, and no reason to make nothing: the program's own knows of no trouble
@@ -212,7 +212,7 @@ def gpu_site(fleet: Fleet) -> Iterator[Site]:
     site = Site(fleet, nodes="one-gpu", prefix=PREFIX)
     yield site
     site.close()
-    fleet.wait("its pods are gone", lambda: not site.pods(), 60)
+    fleet.wait("its pods are gone", lambda: not site.pods())
     fleet.cluster.remove_node(GPU_NODE)
 
 
@@ -239,7 +239,7 @@ def test_a_build_waits_for_a_held_device_names_the_holder_and_goes_on_when_it_is
     )
     hwc = site.hwc(runtime={"resources": device})
     fleet.apply(site.secret(), site.store(), hwc, site.mdep())
-    found = site.wait_reason("WaitingForDevice", seconds=90)
+    found = site.wait_reason("WaitingForDevice")
     assert "example.com/simulated-gpu of node node-gpu is held by pod" in found["message"]
     assert f"{site.namespace}/other-server since 20" in found["message"]
     fleet.delete("pod", "other-server", site.namespace)
@@ -247,7 +247,7 @@ def test_a_build_waits_for_a_held_device_names_the_holder_and_goes_on_when_it_is
     # now our own serving pod holds it: a new build would need an outage, and says so; the old pod serves on
     pods = {p["metadata"]["uid"] for p in site.pods()}
     fleet.apply(site.hwc("enginefleet/runtime:ort-1.23", runtime={"image": "enginefleet/runtime:ort-1.23", "resources": device}))
-    found = site.wait_reason("BuildNeedsOutage", seconds=90)
+    found = site.wait_reason("BuildNeedsOutage")
     assert f"held by pod {site.namespace}/digits-" in found["message"]
     assert {p["metadata"]["uid"] for p in site.pods()} == pods
     # back to the image that serves: nothing needs to be built

@@ -165,7 +165,7 @@ def short_lives(fleet: Fleet, proxy: KillProxy, each: int, finished: Callable[[]
     while not finished():
         proxy.arm(each, lambda: os.kill(fleet.operator.pid, signal.SIGKILL))
         fleet.operator.start()
-        fleet.wait("the operator is killed after its next writes, or all is done", lambda: not fleet.operator.alive() or finished(), 90)
+        fleet.wait("the operator is killed after its next writes, or all is done", lambda: not fleet.operator.alive() or finished())
         writes += proxy.writes
         fleet.operator.kill()
         assert len(writes) < 200, f"it does not get anywhere: {writes[-10:]}"
@@ -181,12 +181,12 @@ def test_killed_after_its_nth_write_a_second_life_finishes(proxied: tuple[Fleet,
         proxy.arm(kill_after, lambda: os.kill(fleet.operator.pid, signal.SIGKILL))
         site.apply_all()
         fleet.operator.start()
-        fleet.wait(f"the operator is killed after write {kill_after}, or all is done", lambda: not fleet.operator.alive() or done(site), 90)
+        fleet.wait(f"the operator is killed after write {kill_after}, or all is done", lambda: not fleet.operator.alive() or done(site))
         if not fleet.operator.alive():
             fleet.operator.kill()
             proxy.arm(0, lambda: None)
             fleet.operator.start()
-            fleet.wait("the second life finishes", lambda: done(site), 90)
+            fleet.wait("the second life finishes", lambda: done(site))
         assert fleet.operator.alive()
         check_end(site)
     finally:

@@ -241,9 +241,9 @@ def test_a_user_of_one_namespace_is_told_what_a_node_does_for_it(ask: Plugin, tm
 def test_logs_follows_a_build_to_its_end(ask: Plugin) -> None:
     site, fleet = ask.site, ask.site.fleet
     fleet.apply(site.hwc(image="enginefleet/runtime:ort-1.23"))
-    second = fleet.wait("a second build", lambda: next((b for b in site.builds() if phase(b) == "Building"), None), 90)
+    second = fleet.wait("a second build", lambda: next((b for b in site.builds() if phase(b) == "Building"), None))
     name = second["metadata"]["name"]
     followed = ask("logs", name)
     assert followed.code == 0, followed.err
     assert "publish the verdict" in followed.out
-    fleet.wait("it passed", lambda: next((b for b in site.builds() if b["metadata"]["name"] == name and phase(b) == "Passed"), None), 60)
+    fleet.wait("it passed", lambda: next((b for b in site.builds() if b["metadata"]["name"] == name and phase(b) == "Passed"), None))

@@ -38,7 +38,7 @@ def test_engines_are_built_and_served_by_openvino_and_never_by_the_cpu_instead(s
         found = condition(without.fleet.world.one("hwc", without.hardware_class), "Ready")
         return found.get("message") if "ExecutionProviderMissing" in found.get("message", "") else None
 
-    said = without.fleet.wait("the class says what its image lacks", missing, 60)
+    said = without.fleet.wait("the class says what its image lacks", missing)
     assert "expected OpenVINOExecutionProvider" in said
     assert without.builds() == []
     assert without.workloads() == []

@@ -38,7 +38,7 @@ def test_builds_of_two_model_deployments_follow_one_another(fleet: Fleet, shared
         seen.update(name for name in names if site.condition("Ready", name).get("reason") == "Queued")
         return all(site.settled(name) is not None for name in names)
 
-    fleet.wait("both are Ready", both, 150)
+    fleet.wait("both are Ready", both)
     assert len(seen) == 1, "one waited for the other and said so"
     spans = sorted((job["status"]["startTime"], job["status"]["completionTime"]) for job in site.jobs("build"))
     times = [(datetime.fromisoformat(start), datetime.fromisoformat(end)) for start, end in spans]

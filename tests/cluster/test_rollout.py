@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .fleet import LATER, Fleet, Site, everywhere, ready, served_by, standing, template
+from .fleet import Fleet, Site, everywhere, ready, served_by, standing, template
 
 
 def test_no_node_is_drained_for_a_pod_that_would_not_fit(fleet: Fleet, served: Site) -> None:
@@ -35,7 +35,7 @@ def test_a_canary_with_another_runtime_is_refused_and_taken_back_by_itself(fleet
         least.append(len(served_by(site)))
         return standing(site).get("refused")
 
-    told = fleet.wait("the release is refused", refused, LATER)
+    told = fleet.wait("the release is refused", refused)
     fleet.operator.restart()
     assert told["reason"] == "CanaryFailed"
     assert "RuntimeMismatch" in told["message"]
@@ -46,7 +46,7 @@ def test_a_canary_with_another_runtime_is_refused_and_taken_back_by_itself(fleet
         least.append(len(served_by(site)))
         return everywhere(site, good)
 
-    fleet.wait("both nodes serve what they served before", back, LATER)
+    fleet.wait("both nodes serve what they served before", back)
     assert min(least) >= 1, "one node served all the time"
     after = {p["spec"]["nodeName"]: p["metadata"]["uid"] for p in site.pods()}
     assert sum(after[node] == names[node] for node in names) == 1, "the other node's pod was never touched"
@@ -74,7 +74,7 @@ def test_a_release_that_is_right_replaces_it_node_by_node(fleet: Fleet, served: 
         least.append(len(served_by(site)))
         return site.settled() is not None
 
-    fleet.wait("the second release serves", done, LATER)
+    fleet.wait("the second release serves", done)
     assert min(least) >= 1
     assert everywhere(site, standing(site)["release"])
     fleet.wait(
@@ -89,7 +89,7 @@ def test_abort_takes_it_back_from_what_is_kept_without_a_build(fleet: Fleet, ser
     jobs = {j["metadata"]["name"] for j in site.jobs()}
     assert [w["metadata"]["labels"]["enginefleet.io/release"].partition("-")[0] for w in site.workloads()] == [second]
     fleet.kube.kubectl("annotate", "mdep", site.name, "-n", site.namespace, "enginefleet.io/abort=1")
-    fleet.wait("the first release serves again", lambda: everywhere(site, good), LATER)
+    fleet.wait("the first release serves again", lambda: everywhere(site, good))
     site.wait_reason("Aborted", "Stalled")
     assert {j["metadata"]["name"] for j in site.jobs()} == jobs
     fleet.calm(site)

@@ -1,33 +1,24 @@
 """What a process gives up before it runs a user's own code. Needs no privileges, and cannot be taken back.
 
-A filter of system calls (seccomp) refuses what reaches beyond the process: the network, other processes, and every change of a file. A filter
+A filter of system calls (seccomp.py) refuses what reaches beyond the process: the network, other processes, and every change of a file. A filter
 sees the numbers that a call is given, but not what they point to: a file is opened for reading only, whatever its name, and calls whose numbers
 tell nothing (openat2, io_uring) are refused whole. What is open already, as the pipes to the parent and the log, stays so.
 """
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import os
 import platform
 import resource
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+from .. import seccomp
 
 MAX_LOG_BYTES = 1_000_000
 """What the code prints goes into a file of the parent."""
 SPARE_SECONDS = 60
 
-_RETURN_ERRNO, _ALLOW, _KILL = 0x00050000, 0x7FFF0000, 0x80000000
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_REFUSE = _RETURN_ERRNO | errno.EPERM
-_UNKNOWN = _RETURN_ERRNO | errno.ENOSYS
-_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
-"""Where the filter finds them: struct seccomp_data, of a machine that stores the low half of a number first."""
-_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""Their numbers in audit.h. Each entry below: a call, its number on the first, and on the second; - where there is none (Linux's syscall tables)."""
 _REFUSED = (
     # the network
     "socket 41 198, connect 42 203, socketpair 53 199",
@@ -59,13 +50,9 @@ _REFUSED = (
     "open_tree 428 428, move_mount 429 429, fsopen 430 430, fsconfig 431 431, fsmount 432 432, fspick 433 433, mount_setattr 442 442",
     "quotactl 179 60, quotactl_fd 443 443, acct 163 89",
 )
-_NEWER = 463
-"""Calls from here on (the first is setxattrat, of Linux 6.13) are newer than this list. On x86-64 these are also other guises of known calls (x32)."""
-
 _CHANGING = 0o20001103
 """Flags of an open that is not for reading only: __O_TMPFILE, O_TRUNC, O_CREAT, O_WRONLY and O_RDWR."""
-_FLAGS = (("open 2 -", 1), ("openat 257 56", 2))
-"""Calls that are refused with any of these flags, and the argument that has them."""
+_FLAGS = (("open 2 -", 1, _CHANGING), ("openat 257 56", 2, _CHANGING))
 
 _ONLY = (
     # TCGETS, TCGETS2 and TIOCGWINSZ (is it a terminal), FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: others change files that are open for reading
@@ -75,21 +62,6 @@ _ONLY = (
     # of itself
     ("prlimit64 302 261", 0, (0,)),
 )
-"""Calls that are refused but for these values of the argument with that number."""
-
-_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _FILTER_MODE = 38, 22, 2
-_CAPABILITIES_V3 = 0x20080522
-
-Step = tuple[int, int, int, int]
-"""Of a filter: code, steps to skip when it holds and when not, value."""
-
-
-class _Instruction(ctypes.Structure):
-    _fields_ = (("code", ctypes.c_ushort), ("jt", ctypes.c_ubyte), ("jf", ctypes.c_ubyte), ("k", ctypes.c_uint))
-
-
-class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.POINTER(_Instruction)))
 
 
 def confine(memory: int, seconds: int) -> None:
@@ -108,48 +80,10 @@ def confine(memory: int, seconds: int) -> None:
         hard = resource.getrlimit(kind)[1]
         least = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(kind, (least, least))
-    libc = ctypes.CDLL(None, use_errno=True)
-    _drop_capabilities(libc)
-    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "privileges cannot be given up")
-    steps = list(filter_steps(platform.machine()))
-    array = (_Instruction * len(steps))(*(_Instruction(*step) for step in steps))
-    program = _Program(len(steps), array)
-    if libc.prctl(_PR_SET_SECCOMP, _FILTER_MODE, ctypes.byref(program), 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "system calls cannot be filtered")
+    seccomp.drop_capabilities()
+    seccomp.install(filter_steps(platform.machine()))
 
 
-def _drop_capabilities(libc: Any) -> None:
-    header = (ctypes.c_uint * 2)(_CAPABILITIES_V3, 0)
-    nothing = (ctypes.c_uint * 6)()
-    if libc.capset(ctypes.byref(header), ctypes.byref(nothing)) != 0:
-        raise OSError(ctypes.get_errno(), "capabilities cannot be dropped")
-
-
-def filter_steps(machine: str) -> Iterator[Step]:
+def filter_steps(machine: str) -> Iterator[seccomp.Step]:
     """Raises OSError for a machine whose calls are not known."""
-    if machine not in _ARCHITECTURES:
-        raise OSError(0, f"no list of system calls is known for {machine}")
-    yield from ((_LOAD, 0, 0, _ARCHITECTURE), (_EQUAL, 1, 0, _ARCHITECTURES[machine]), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER))
-    yield from ((_AT_LEAST, 0, 1, _NEWER), (_RETURN, 0, 0, _UNKNOWN))
-    for call in ", ".join(_REFUSED).split(", "):
-        yield from _when(call, machine, [(_RETURN, 0, 0, _REFUSE)])
-    for call, argument in _FLAGS:
-        refuse = [(_ANY_BIT, 0, 1, _CHANGING), (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
-        yield from _when(call, machine, [_load(argument), *refuse])
-    for call, argument, values in _ONLY:
-        allow = [step for value in values for step in ((_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW))]
-        yield from _when(call, machine, [_load(argument), *allow, (_RETURN, 0, 0, _REFUSE)])
-    yield _RETURN, 0, 0, _ALLOW
-
-
-def _when(call: str, machine: str, steps: list[Step]) -> list[Step]:
-    """Steps that end the filter for this call, and are skipped for others."""
-    _, *numbers = call.split()
-    number = numbers[list(_ARCHITECTURES).index(machine)]
-    return [] if number == "-" else [(_EQUAL, 0, len(steps), int(number)), *steps]
-
-
-def _load(argument: int) -> Step:
-    # of the kernel's own types of these arguments, the low 32 bits are all there is
-    return _LOAD, 0, 0, _ARGUMENTS + 8 * argument
+    return seccomp.filter_steps(machine, _REFUSED, flags=_FLAGS, only=_ONLY)

@@ -1,8 +1,8 @@
 """PyTorch files to ONNX, in a process of their own: .pt of Ultralytics by its command line, .pt2 of torch.export by export_worker.py.
 
 Such a file is code: opening a .pt unpickles it. So nothing of it is opened here; it runs under another interpreter (ENGINEFLEET_EXPORT_PYTHON, from
-an optional image), without this process's variables. `isolated`: without network too, in a namespace of its own that ends all it started and
-shows it no other process to signal, and unable to change files outside of its folder (export_fence.py). Ultralytics is under the AGPL-3.0: it is a
+an optional image), without this process's variables. `isolated`: without network too, no other process to signal, and unable to change files
+outside of its folder, by namespaces or, where these are not allowed, a filter of system calls (export_fence.py). Ultralytics is under the AGPL-3.0: it is a
 program that is started when somebody put it there, never imported, never installed by us.
 """
 
@@ -37,6 +37,7 @@ ISOLATE = ("unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "
 NEEDED = ("torch", "ultralytics", "onnx", "onnxscript")
 """What an image that exports must have. Other modules that are missing are what the file was made with."""
 POLL = 0.2
+_STILL = os.WEXITED | os.WNOHANG | os.WNOWAIT
 LAST_LINES = 3
 _LOGGED = re.compile(r"[DIWEF]\d{4} \d\d:")
 """How a line of torch's own log begins: it says the traceback first, and would push the words of the error out."""
@@ -135,23 +136,35 @@ def _yolo(python: Path, spec: ModelExport) -> list[str]:
 
 def _isolation(spec: ModelExport, work: Path) -> tuple[Sequence[str], list[str]]:
     """(what to start the command with, notes)."""
-    fenced = (*ISOLATE, sys.executable, "-I", str(FENCE), str(work))
-    if shutil.which(ISOLATE[0]):
-        if _works(fenced):
-            return fenced, []
-        if _works(ISOLATE):
-            return ISOLATE, ["the exporter could change files outside of its folder: this kernel has no Landlock (Linux 5.13)"]
+    fence = (sys.executable, "-I", str(FENCE), str(work))
+    # container runtimes refuse namespaces by default, and old kernels have no Landlock
+    why: list[str] = []
+    for prefix in ((*ISOLATE, *fence, "files"), (*fence, "files,calls"), ISOLATE):
+        refused = _refused(prefix)
+        if not refused:
+            return prefix, [f"the exporter could change files outside of its folder: {why[-1]}"] if prefix == ISOLATE else []
+        why.append(refused)
+    because = "; ".join(dict.fromkeys(why))
     if spec.trust == "trusted":
-        return (), [
-            "the exporter ran with network: the kernel does not let this container cut it off, and spec.model.export.trust allows it"
-        ]
-    message = "the network cannot be cut off from the exporter here: this container may not make namespaces."
-    hint = "Allow user namespaces on the node, or set spec.model.export.trust to trusted when the file is your own."
+        return (), [f"the exporter ran with network, as spec.model.export.trust allows: it cannot be cut off here ({because})"]
+    message = f"the network cannot be cut off from the exporter here: {because}."
+    hint = (
+        "Allow user namespaces, or seccomp and Landlock (Linux 5.13), on the node; "
+        "or set spec.model.export.trust to trusted when the file is your own."
+    )
     raise EnvironmentFault("ExportNotIsolated", message, hint)
 
 
-def _works(prefix: Sequence[str]) -> bool:
-    return subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0
+def _refused(prefix: Sequence[str]) -> str:
+    """Why a command cannot be started behind it, in the kernel's words; empty when it can."""
+    try:
+        ended = subprocess.run([*prefix, "true"], capture_output=True, check=False)
+    except FileNotFoundError:
+        return f"there is no program {prefix[0]}"
+    if ended.returncode == 0:
+        return ""
+    said = ended.stderr.decode(errors="replace").strip().splitlines()
+    return clean(said[-1] if said else f"{prefix[0]} ended with {ended.returncode}", 200).rstrip(".")
 
 
 def _environment(home: Path) -> dict[str, str]:
@@ -170,14 +183,14 @@ def _run(command: Sequence[str], asked: str, work: Path, environment: Mapping[st
         try:
             with process.stdin as questions:
                 questions.write(asked.encode())
-            while process.poll() is None:
+            while os.waitid(os.P_PID, process.pid, _STILL) is None:
                 progress.wait(POLL)
         except BrokenPipeError:
-            process.wait()
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            # before it is waited for, so that the number of the group is still its own: also what it leaves behind
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         size = log.seek(0, os.SEEK_END)
         log.seek(max(0, size - LOG_BYTES))
         return process.returncode, log.read().decode(errors="replace")
