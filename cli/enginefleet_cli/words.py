@@ -76,7 +76,8 @@ def fingerprint_on(node: Object, hardware_class: str) -> str:
 
 
 def drain(value: str) -> bool:
-    return value.startswith(labels.DRAINING)
+    """Whether no pod is wanted at this moment: one ends, or makes way for a build."""
+    return value != labels.plain(value)
 
 
 def pod_trouble(pod: Object) -> str:

@@ -36,6 +36,9 @@ LEFT_PREFIX = f"left.{GROUP}/"
 """`left.enginefleet.io/<class>: <seconds since the epoch>`: when a node was first seen not to match its class any more."""
 RELEASE_PREFIX = f"release.{GROUP}/"
 DRAINING = "draining-to."
+"""Before the value of a release label: the old pod ends, that release comes next."""
+BUILDING = "building."
+"""Before the value of a release label: its pod makes way for a build, and comes back after it."""
 
 
 def image_short(image_digest: str) -> str:
@@ -59,5 +62,10 @@ def release_value(release: str, blob: str) -> str:
 
 
 def release_of(value: str) -> str:
-    """The release in a value of a release label, or in that of a node that is drained for it; "" of none."""
-    return value.removeprefix(DRAINING).partition("-")[0]
+    """The release in a value of a release label, whatever the node is about at this moment; "" of none."""
+    return plain(value).partition("-")[0]
+
+
+def plain(value: str) -> str:
+    """The value of a release label that a node comes to, or back to: its DaemonSet's."""
+    return value.removeprefix(DRAINING).removeprefix(BUILDING)

@@ -263,8 +263,8 @@ class Builds(Contract):
     """Builds of the class at a time."""
     windows: Annotated[list[Window], Field(max_length=32)] = Field(default_factory=list)
     """When builds may start; empty: always."""
-    when_busy: Literal["Auto", "Wait"] = "Wait"
-    """Wait: until a node of the fingerprint has room. Auto: beside or instead of a serving pod, within the rollout's budget."""
+    when_busy: Literal["Auto", "Wait"] = "Auto"
+    """Auto: where no node of the fingerprint has room, a serving pod makes way for the build, within maxUnavailable. Wait: until there is room."""
     memory_reserve: QuantityText = "1Gi"
     """Memory of the node that a build by TensorRT leaves free: below it the build ends by itself."""
     compute_capability: Annotated[str, matching(r"^([0-9]{1,2}\.[0-9])?$", "the compute capability of a GPU, like 8.6", max_length=4)] = ""
@@ -550,6 +550,8 @@ class EngineBuildStatus(Contract):
     latency: list[dict[str, Any]] = Field(default_factory=list)
     speedup: str = ""
     """Against FP32, measured beside it; empty: not measured."""
+    paused_for: str = ""
+    """uid of the Job for which a serving pod made way: that is done once for a Job."""
     durations: dict[str, str] = Field(default_factory=dict)
     reasons: list[str] = Field(default_factory=list)
     message: str = ""

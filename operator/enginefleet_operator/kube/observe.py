@@ -32,6 +32,7 @@ from .kinds import (
     Resource,
 )
 from .nodes import NodeView
+from .placing import rooms_for
 
 
 @dataclass(slots=True)
@@ -87,6 +88,7 @@ async def observe_model(client: ApiClient, world: World, settings: Settings, nam
         revisions=tuple(r for owner, r in kept.result()[0] if owner == meta["uid"]),
         pods=tuple(views.serving_pod(p) for p in pods.result() if p["metadata"].get("labels", {}).get(labels.ROLE) == "serve"),
         holders=await _holders(client, name, namespace, spec, current, job_views),
+        rooms=await _rooms(client, world, spec, current, pods.result()),
         has_service=(found_service := service.result()) is not None and _owned(found_service, meta["uid"]),
         orphans=views.orphan_pods(pods.result(), owned_jobs),
         settings=settings,
@@ -119,6 +121,14 @@ async def _holders(
         return ()
     pods, _ = await client.list(PODS, field_selector="status.phase=Running", project=lambda pod: _holder(pod, wanted, namespace, name))
     return tuple(sorted((h for h in pods if h is not None), key=lambda h: (h.node, h.pod)))
+
+
+async def _rooms(
+    client: ApiClient, world: World, spec: ModelDeploymentSpec, classes: Mapping[str, HardwareClass], pods: list[Object]
+) -> dict[str, tuple[str, ...]]:
+    """Nodes on which a pause would help: looked up only where a class allows one."""
+    targets = [classes[t.hardware_class] for t in spec.targets if t.hardware_class and t.hardware_class in classes]
+    return await rooms_for(client, world.nodes, pods) if any(c.spec.builds.when_busy == "Auto" for c in targets) else {}
 
 
 def _holder(pod: Object, wanted: set[str], namespace: str, name: str) -> DeviceHolder | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from enginefleet_api import labels
@@ -14,6 +14,7 @@ from .fitting import occupancy, why_not
 from .kinds import JOBS, PODS
 from .nodes import NodeView
 from .views import ended
+from .views import waiting as waiting_of
 
 MOST = 50
 """So many nodes of a fingerprint are looked at, those that come first by name: a build needs one of them."""
@@ -37,6 +38,29 @@ async def with_builds(client: ApiClient, nodes: Mapping[str, NodeView], snapshot
             serves = any(one.serves for one in here)
             places[name] = Place(why_not(spec, nodes[name], [one.amounts for one in here]), serves)
     return replace(snapshot, running=running, places=places)
+
+
+async def rooms_for(client: ApiClient, nodes: Mapping[str, NodeView], pods: Collection[Object]) -> dict[str, tuple[str, ...]]:
+    """For each build of a ModelDeployment that the scheduler finds no place for: nodes on which it would have one without what that one serves.
+
+    `pods`: all of the ModelDeployment. Reads live, and only while such a build waits.
+    """
+    waiting = [pod for pod in pods if _role(pod) == "build" and (waiting_of(pod) or ("",))[0] == "Unschedulable"]
+    ours = [pod for pod in pods if _role(pod) == "serve" and pod["spec"].get("nodeName") in nodes]
+    if not waiting or not ours:
+        return {}
+    names = sorted({pod["spec"]["nodeName"] for pod in ours})[:MOST]
+    leaving = {pod["metadata"]["uid"] for pod in ours}
+    taken = await occupancy(client, names)
+    others = {name: [one.amounts for one in taken.get(name, ()) if one.uid not in leaving] for name in names}
+    return {
+        pod["metadata"]["labels"]["batch.kubernetes.io/job-name"]: tuple(n for n in names if not why_not(pod["spec"], nodes[n], others[n]))
+        for pod in waiting
+    }
+
+
+def _role(pod: Object) -> str:
+    return str(pod["metadata"].get("labels", {}).get(labels.ROLE, ""))
 
 
 def _of_its_kind(nodes: Mapping[str, NodeView], action: StartBuild) -> list[str]:

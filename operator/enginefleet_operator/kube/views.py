@@ -151,6 +151,7 @@ def job(obj: Object, pods: Iterable[Object]) -> Job:
         live_pods=live,
         node=(last or {}).get("spec", {}).get("nodeName", ""),
         created=epoch(meta.get("creationTimestamp")),
+        ended=max((epoch(c.get("lastTransitionTime")) for c in how.values()), default=0.0),
         report=None if outcome.report is None or outcome.report.kind == "Fetch" else outcome.report,
         failure=failure,
         image_id=next((c.get("imageID", "") for c in (last or {}).get("status", {}).get("containerStatuses", ())), ""),

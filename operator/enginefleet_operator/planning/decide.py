@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import stages, status
+from . import pausing, stages, status
 from .model import Action, CreateBuild, Event, Plan, Snapshot, StartPrepare
 from .serving import arrivals, serving
 from .serving import wakes as serving_wakes
@@ -45,8 +45,23 @@ def decide(s: Snapshot, now: float) -> Plan:
     # while prepare runs for new inputs (or something is missing) nothing is retired and no node leaves its release
     actions += served.actions if resolved is not None else arrivals(s, served)
     wakes += serving_wakes(s, served, now)
+    pauses = [
+        pausing.step(
+            s,
+            c.nodes,
+            {flip.node for flip in c.flips},
+            [one for one in stage.cramped if one.hardware_class == c.hardware_class.name],
+            stage.undecided,
+            now,
+        )
+        for c in served.classes
+    ]
+    for one in pauses:
+        actions += one.labels
+        events += one.events
+        wakes += [one.wake_at] if one.wake_at is not None else []
     events += [event for one in served.classes for event in one.events]
-    new_status, transitions = status.model_status(s, problems, prepared, stage, served, now)
+    new_status, transitions = status.model_status(s, problems, prepared, stage, served, pauses, now)
     events += transitions
     changed: Mapping[str, Any] | None = new_status.to_json_dict()
     if changed == s.status.to_json_dict():

@@ -115,6 +115,7 @@ class Job:
     live_pods: int = 0
     node: str = ""
     created: float = 0.0
+    ended: float = 0.0
     report: PrepareReport | BuildReport | ProbeReport | None = None
     failure: Failure | None = None
     image_id: str = ""
@@ -249,6 +250,8 @@ class Snapshot:
     holders: tuple[DeviceHolder, ...] = ()
     refused: tuple[str, str] | None = None
     """(reason, message) of a write that the API server refused in this very pass."""
+    rooms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By name of a build Job that has no place: nodes on which it would have one without what this ModelDeployment serves there."""
     has_service: bool = False
     running: tuple[RunningBuild, ...] | None = None
     """Builds of the whole cluster; None: not looked up yet, and then no build starts for good (see kube.reconcile)."""

@@ -60,6 +60,8 @@ class NodeState:
     """Its fingerprint: engines of several kinds may be equal to the byte, and have equal targets; each kind has a canary all the same."""
     unfit: str = ""
     """Why the pod of its target would not run there; what serves there stays."""
+    building: bool = False
+    """Its pod makes way for a build: it is unavailable, and no turn comes to it until the pod is back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,15 @@ def budget(max_unavailable: int | str, nodes: int) -> int:
     return max(1, share)
 
 
+def unavailable(nodes: Iterable[NodeState]) -> int:
+    """Because of us: reachable nodes that have a release but no ready pod, less those that no release could help."""
+    return sum(
+        1
+        for node in nodes
+        if node.reachable and node.current and not node.serving and not (node.excused and classify(node) is State.FAILED)
+    )
+
+
 def order(node: str, target: str) -> str:
     """Nodes move in an order that no one chose and every restart repeats."""
     return hashlib.sha256(f"{node} {target}".encode()).hexdigest()
@@ -160,7 +171,7 @@ def order(node: str, target: str) -> str:
 def classify(node: NodeState) -> State:
     if not node.reachable:
         return State.UNREACHABLE
-    if node.current.startswith(DRAINING):
+    if node.building or node.current.startswith(DRAINING):
         return State.MOVING
     if not node.target:
         return State.STALE if node.current else State.WAITING
@@ -178,14 +189,14 @@ def step(nodes: Iterable[NodeState], policy: Policy, now: float) -> Step:
     - Canary nodes move first, then as many as each step allows. A stage is done when its nodes are ready (canary: for `soak`) or failed
       within maxFailures.
     - Nodes that have a release and do not serve it move at once and at no cost; others while fewer than the budget are unavailable.
-    - Unreachable and cordoned nodes, and those on which the new pod would not run, are left out and catch up later.
+    - Unreachable and cordoned nodes, those on which the new pod would not run, and those that are paused for a build are left out and catch up later.
     - A failed canary, more failed nodes than maxFailures, or nothing but failed ones: the release has failed.
     - A node that has no release at all gets the stable one while its turn has not come.
     """
     known = sorted(nodes, key=lambda node: order(node.name, node.target))
     reachable = [node for node in known if node.reachable]
     flips = _arrivals(reachable)
-    there = [node for node in reachable if node.target]
+    there = [node for node in reachable if node.target and not node.building]
     updated = [node for node in there if _moved(node)]
     waiting = [node for node in there if not _moved(node) and not node.current.startswith(DRAINING)]
     unfit = {} if policy.back else {node.name: node.unfit for node in waiting if node.unfit and node.serving}
@@ -213,19 +224,16 @@ def step(nodes: Iterable[NodeState], policy: Policy, now: float) -> Step:
     for node in idle:
         value = DRAINING + node.target if node.pods and node.current else node.target
         flips.append(Flip(node.name, value, "nothing serves there: moves at no cost"))
-    # unavailable because of us: nodes that have a release but no ready pod, less those that no release could help
-    unavailable = sum(
-        1 for node in reachable if node.current and not node.serving and not (node.excused and classify(node) is State.FAILED)
-    )
+    away = unavailable(reachable)
     allowed = budget(policy.max_unavailable, len(reachable))
-    room = 0 if closed else max(0, allowed - unavailable)
+    room = 0 if closed else max(0, allowed - away)
     for number, node in enumerate(busy[:room]):
-        flips.append(Flip(node.name, DRAINING + node.target, f"{unavailable + number} of at most {allowed} unavailable"))
+        flips.append(Flip(node.name, DRAINING + node.target, f"{away + number} of at most {allowed} unavailable"))
     held = ""
     if closed and busy:
         held = f"{len(busy)} nodes wait for a window of spec.rollout.windows"
     elif len(busy) > room:
-        held = f"{len(busy) - room} nodes wait: {unavailable + min(room, len(busy))} of at most {allowed} are unavailable"
+        held = f"{len(busy) - room} nodes wait: {away + min(room, len(busy))} of at most {allowed} are unavailable"
     elif not policy.back and len(turn) < len(movable):
         held = stage.held
     elif unfit:

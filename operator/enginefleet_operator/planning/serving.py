@@ -100,8 +100,8 @@ def serving(
     for pod in s.pods:
         pods.setdefault(pod.node, []).append(pod)
     results = tuple(_class(s, hwc, releases.get(hwc.name, ""), goals, pods, now) for hwc in targets(s))
-    used = {node.labels[key].removeprefix(labels.DRAINING) for node in s.nodes if key in node.labels}
-    actions = _workloads(s, creates, used | {flip.value.removeprefix(labels.DRAINING) for c in results for flip in c.flips})
+    used = {labels.plain(node.labels[key]) for node in s.nodes if key in node.labels}
+    actions = _workloads(s, creates, used | {labels.plain(flip.value) for c in results for flip in c.flips})
     # a label is set only where its workload is there to follow it, or is created in this very plan before it
     versions = {node.name: node.resource_version for node in s.nodes}
     actions += [LabelNode(f.node, versions[f.node], {key: f.value}, f.why) for c in results for f in c.flips]
@@ -203,7 +203,7 @@ def _served(key: str, nodes: Sequence[Node], pods: Mapping[str, list[ServingPod]
     for node in nodes:
         value = node.labels.get(key, "")
         found = labels.release_of(value)
-        if found not in ("", release) and not value.startswith(labels.DRAINING) and any(pod.ready for pod in pods.get(node.name, ())):
+        if found not in ("", release) and value == labels.plain(value) and any(pod.ready for pod in pods.get(node.name, ())):
             return [found]
     return []
 
@@ -271,7 +271,9 @@ def service_name(name: str, uid: str) -> str:
 def _state(
     s: Snapshot, key: str, node: Node, goal: Goal, stable: Sequence[Kept], back: bool, excused: bool, pods: list[ServingPod], now: float
 ) -> rollout.NodeState:
-    current = node.labels.get(key, "")
+    value = node.labels.get(key, "")
+    building = value.startswith(labels.BUILDING)
+    current = value.removeprefix(labels.BUILDING)
     mine = [p for p in pods if p.workload_label == current and not p.deleting]
     # an older release may be of another runtime image, under which the node has another fingerprint
     former = next((k.label for k in stable if _follows(k, node)), "")
@@ -284,9 +286,10 @@ def _state(
         # without a goal of its own a node in mid-flip goes where it was going
         target=target or (current.removeprefix(labels.DRAINING) if current.startswith(labels.DRAINING) else ""),
         reachable=node.ready,
-        serving=any(p.ready for p in mine),
+        serving=not building and any(p.ready for p in mine),
         pods=len(pods),
-        failed=any(_failed(s, p, now) for p in mine) or (bool(target) and current == target and not pods and now >= absent_at(s, node)),
+        failed=not building
+        and (any(_failed(s, p, now) for p in mine) or (bool(target) and current == target and not pods and now >= absent_at(s, node))),
         schedulable=not node.unschedulable,
         stable=former,
         ready_since=max((p.since for p in mine if p.ready), default=0.0),
@@ -294,6 +297,7 @@ def _state(
         unfit=s.unfit.get(node.name, ""),
         kind=goal.fingerprint,
         may_be_canary=chosen is None or chosen.matches(node.labels),
+        building=building,
     )
 
 
@@ -325,7 +329,7 @@ def overdue_at(s: Snapshot, pod: ServingPod) -> float:
 def wakes(s: Snapshot, served: Serving, now: float) -> list[float]:
     """When the passing of time alone may change what is decided."""
     found = [at for pod in s.pods if not pod.ready and not pod.deleting for at in (overdue_at(s, pod), placed_by(pod))]
-    empty = {n.name for c in served.classes for n in c.nodes if n.pods == 0 and n.target and n.current == n.target}
+    empty = {n.name for c in served.classes for n in c.nodes if n.pods == 0 and n.target and n.current == n.target and not n.building}
     found += [absent_at(s, node) for node in s.nodes if node.name in empty]
     found += [c.wake_at for c in served.classes if c.wake_at is not None]
     found += [now + UNFIT] if s.unfit else []

@@ -26,7 +26,7 @@ from enginefleet_api.resources import (
 )
 from enginefleet_api.variants import Variant
 
-from . import queue, requests, retry, support, templates, windows
+from . import pausing, queue, requests, retry, support, templates, windows
 from .ladder import Ladder, climb
 from .model import (
     Action,
@@ -408,6 +408,10 @@ class BuildStage:
     unbuilt: tuple[Unbuilt, ...] = ()
     held: tuple[Unbuilt, ...] = ()
     """Fingerprints for which nothing is built until it is approved."""
+    cramped: tuple[pausing.Cramped, ...] = ()
+    """Builds for which a serving pod could make way."""
+    undecided: frozenset[str] = frozenset()
+    """Nodes that an engine is still built for, or about to be; not those whose build runs on another node."""
     statuses: Mapping[str, EngineBuildStatus] = field(default_factory=dict)
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
@@ -488,12 +492,6 @@ class _Fingerprint:
 HELD = "HeldForApproval"
 
 
-def approval(s: Snapshot) -> str:
-    """The token of `enginefleet.io/approve`, unless it was acted on before."""
-    token = s.annotations.get(labels.APPROVE, "")
-    return token if token != s.status.approve_token else ""
-
-
 def _is_held(s: Snapshot, one: _Fingerprint) -> bool:
     """Whether `onVersionChange: Hold` keeps this fingerprint from being built for.
 
@@ -501,7 +499,7 @@ def _is_held(s: Snapshot, one: _Fingerprint) -> bool:
     nothing so far are none of it.
     """
     hardware_class = one.hardware_class
-    if hardware_class.spec.on_version_change != "Hold" or approval(s):
+    if hardware_class.spec.on_version_change != "Hold" or pausing.approval(s):
         return False
     name, key = hardware_class.name, labels.release_key(s.namespace, s.name)
     before = next((c.fingerprints for c in s.status.classes if c.name == name), [])
@@ -556,6 +554,8 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
     start: list[StartBuild] = []
     running = _running(s)
     wakes: list[float] = []
+    cramped: list[pausing.Cramped] = []
+    paused = pausing.paused_nodes(s)
     for want in wanted:
         build = present.get(want.name)
         if build is None:
@@ -580,6 +580,11 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
             if found.start and not any(n.ready for n in s.nodes if n.name in want.nodes):
                 found = Attempt(found.state)  # offline is not failed: it is built when a node of its kind is back
             actions += _drop(found)
+            if found.running is not None and (one := pausing.cramped(s, want.hardware_class, want.name, found.running, want.nodes)):
+                if paused.intersection(want.nodes):
+                    status = status.model_copy(update={"paused_for": found.running.uid})
+                elif status.paused_for != found.running.uid:
+                    cramped.append(one)
             status, new_events = _advance(s, want, status, found, now)
             events += new_events if not found.start else ()
             if found.wake_at is not None:
@@ -609,6 +614,8 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
         ladders={name: ladder for name, (ladder, _) in current.items()},
         needs=tuple(dict.fromkeys(need for one, ladder in zip(known, ladders, strict=True) for need in one.needs(ladder.needs))),
         unbuilt=tuple(one.unbuilt(ladder) for one, ladder in zip(known, ladders, strict=True) if ladder.current is None),
+        cramped=tuple(cramped),
+        undecided=_undecided(s, [r.want for ladder in ladders for r in ladder.rungs if r.want is not None], statuses),
         held=tuple(_held(one) for one, is_held in sorted_out if is_held),
         statuses=statuses,
         actions=tuple(actions),
@@ -616,6 +623,16 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
         start=tuple(start),
         wake_at=min(wakes, default=None),
     )
+
+
+def _undecided(s: Snapshot, wanted: Sequence[Wanted], statuses: Mapping[str, EngineBuildStatus]) -> frozenset[str]:
+    elsewhere = {j.build: j.node for j in s.jobs if j.role == "build" and j.active and j.node}
+    names: set[str] = set()
+    for want in wanted:
+        status = statuses.get(want.name)
+        if status is None or (status.phase != "Passed" and not retry.is_permanent(status.build)):
+            names.update(node for node in want.nodes if elsewhere.get(want.name, node) == node)
+    return frozenset(names)
 
 
 def _running(s: Snapshot) -> list[RunningBuild]:
@@ -719,7 +736,7 @@ def _advance(s: Snapshot, want: Wanted, status: EngineBuildStatus, found: Attemp
         }
         events.append(Event(found.failed.reason, f"{want.name}: {found.failed.message}", warning=True))
     elif job is not None and job.waiting is not None:
-        changes |= {"phase": "Waiting", "message": "{}: {}".format(*_explain_waiting(s, want, job))}
+        changes |= {"phase": "Waiting", "message": "{}: {}".format(*_explain_waiting(s, want, status, job, now))}
     elif job is not None:
         changes |= {
             "phase": "Building",
@@ -737,9 +754,12 @@ def _node_of(s: Snapshot, found: Attempt) -> str:
     return next((j.node for j in s.jobs if j.name == name), "")
 
 
-def _explain_waiting(s: Snapshot, want: Wanted, job: Job) -> tuple[str, str]:
+def _explain_waiting(s: Snapshot, want: Wanted, status: EngineBuildStatus, job: Job, now: float) -> tuple[str, str]:
     """Why a build's pod can't start, in words that name the holder of the device where there is one."""
     assert job.waiting is not None
+    one = pausing.cramped(s, want.hardware_class, want.name, job, want.nodes) if status.paused_for != job.uid else None
+    if one is not None and (said := pausing.explain(s, one, now)) is not None:
+        return said
     for holder in s.holders:
         if holder.node in want.nodes:
             reason = "BuildNeedsOutage" if holder.ours else "WaitingForDevice"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from enginefleet_api import labels
@@ -20,6 +21,7 @@ from enginefleet_api.resources import (
 from . import retry, rollout
 from .ladder import Ladder
 from .model import Event, HardwareClass, Snapshot
+from .pausing import Paused
 from .rollout import State
 from .serving import ClassRollout, Serving, trouble
 from .stages import HELD, BuildStage, Prepared, Problem, Wanted, nodes_of, observation, refresh_token, targets
@@ -58,7 +60,13 @@ def merge_conditions(old: list[Condition], said: dict[str, Say], generation: int
 
 
 def model_status(
-    s: Snapshot, problems: tuple[Problem, ...], prepared: Prepared | None, stage: BuildStage, served: Serving, now: float
+    s: Snapshot,
+    problems: tuple[Problem, ...],
+    prepared: Prepared | None,
+    stage: BuildStage,
+    served: Serving,
+    pauses: Sequence[Paused],
+    now: float,
 ) -> tuple[ModelDeploymentStatus, list[Event]]:
     classes = [_class_status(s, c, stage) for c in served.classes]
     total = sum(c.nodes.total for c in classes)
@@ -83,7 +91,9 @@ def model_status(
         promote_token=served.tokens[0],
         abort_token=served.tokens[1],
         # used up by a look at what there is to build, whether anything was held or not
-        approve_token=s.annotations.get(labels.APPROVE, "") if looked else s.status.approve_token,
+        approve_token=s.annotations.get(labels.APPROVE, "")
+        if looked and not any(p.keeps_token for p in pauses)
+        else s.status.approve_token,
         refresh_token=refresh_token(s) if looked else s.status.refresh_token,
         resolved=resolved,
         prepare=prepared.state if prepared is not None else s.status.prepare,
@@ -91,10 +101,10 @@ def model_status(
         classes=classes,
         conditions=merge_conditions(s.status.conditions, say, s.generation, now),
     )
-    return new, _transitions(s, new)
+    return new, _transitions(s, new, any(p.approved for p in pauses))
 
 
-def _transitions(s: Snapshot, new: ModelDeploymentStatus) -> list[Event]:
+def _transitions(s: Snapshot, new: ModelDeploymentStatus, paused: bool) -> list[Event]:
     before = {c.type: (c.status, c.reason) for c in s.status.conditions}
     events: list[Event] = []
     for c in new.conditions:
@@ -109,7 +119,7 @@ def _transitions(s: Snapshot, new: ModelDeploymentStatus) -> list[Event]:
         was, now = old.get(one.name), one.rollout
         if was is not None and was.release == now.release and was.step == "canary" != now.step and now.refused is None:
             events.append(Event("CanaryReady", f"{one.name}: the canary nodes of release {now.release} are ready."))
-    return events + _approved(s, new)
+    return events if paused else events + _approved(s, new)  # ServingPaused says what the token did
 
 
 def _approved(s: Snapshot, new: ModelDeploymentStatus) -> list[Event]:
@@ -326,11 +336,13 @@ def _waits(s: Snapshot, problems: tuple[Problem, ...], prepared: Prepared | None
         else:
             done = sum(rollout.classify(n) is State.READY for n in c.nodes)
             unfit = all(n.unfit and n.serving for n in moving)
+            away = next((n.name for n in moving if n.building), "") if all(n.building for n in moving) else ""
             found.append(
                 Wait(
                     "rollout",
-                    "PodDoesNotFit" if unfit else "RollingOut",
-                    f"{c.hardware_class.name}: {done} of {len(c.nodes)} nodes are done" + (f"; {c.held}." if c.held else "."),
+                    "PodDoesNotFit" if unfit else "PausedForBuild" if away else "RollingOut",
+                    f"{c.hardware_class.name}: {done} of {len(c.nodes)} nodes are done"
+                    + (f"; node {away} makes way for a build." if away else f"; {c.held}." if c.held else "."),
                 )
             )
     return found

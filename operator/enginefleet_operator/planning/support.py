@@ -39,8 +39,6 @@ def unsupported_class(spec: HardwareClassSpec) -> Iterator[str]:
         yield "spec.runtime.candidateImage: leave it out"
     for zone in windows.unknown_zones(spec.builds.windows):
         yield f"spec.builds.windows: no time zone is called {zone}; write an IANA name like Europe/Berlin, or UTC"
-    if spec.builds.when_busy != "Wait":
-        yield f"spec.builds.whenBusy {spec.builds.when_busy}: write Wait"
     if spec.backend == "onnxruntime" and spec.builds.memory_reserve != "1Gi":
         yield f"spec.builds.memoryReserve {spec.builds.memory_reserve}: only TensorRT has a use for it; leave it out"
     if spec.backend == "onnxruntime" and spec.runtime.python != "python3":

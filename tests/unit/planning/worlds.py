@@ -232,7 +232,7 @@ def passed_fleet(**changes: Any) -> Snapshot:
 def follow(s: Snapshot, *, ready: bool = True) -> Snapshot:
     """A pod on each node for the release that its label names; what follows another one is gone."""
     key = labels.release_key(s.namespace, s.name)
-    have = {n.name: n.labels[key] for n in s.nodes if n.labels.get(key) and not n.labels[key].startswith(labels.DRAINING)}
+    have = {n.name: n.labels[key] for n in s.nodes if n.labels.get(key) and n.labels[key] == labels.plain(n.labels[key])}
     kept = [p for p in s.pods if have.get(p.node) == p.workload_label]
     known = {p.node for p in kept}
     made = [
