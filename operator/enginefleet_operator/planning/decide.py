@@ -41,7 +41,9 @@ def decide(s: Snapshot, now: float) -> Plan:
             events += stage.events
             wakes += [stage.wake_at] if stage.wake_at is not None else []
     resolved = prepared.resolved if prepared is not None else None
-    served = serving(s, resolved, stage.wanted, stage.passed, now)
+    paused = pausing.until(s, stage.undecided, now)
+    away = frozenset(name for name, at in paused.items() if at is None or now < at)
+    served = serving(s, resolved, stage.wanted, stage.passed, now, away)
     # while prepare runs for new inputs (or something is missing) nothing is retired and no node leaves its release
     actions += served.actions if resolved is not None else arrivals(s, served)
     wakes += serving_wakes(s, served, now)
@@ -51,7 +53,7 @@ def decide(s: Snapshot, now: float) -> Plan:
             c.nodes,
             {flip.node for flip in c.flips},
             [one for one in stage.cramped if one.hardware_class == c.hardware_class.name],
-            stage.undecided,
+            paused,
             now,
         )
         for c in served.classes

@@ -6,7 +6,7 @@ life of it began.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from enginefleet_api import labels
@@ -49,6 +49,22 @@ def cramped(s: Snapshot, hardware_class: HardwareClass, build: str, job: Job, no
         return None
     rooms = tuple(node for node in nodes if node in s.rooms.get(job.name, ()))
     return Cramped(build, job.name, hardware_class.name, nodes, rooms) if rooms else None
+
+
+def until(s: Snapshot, undecided: Collection[str], now: float) -> dict[str, float | None]:
+    """Paused nodes, and when each pause ends; None: not before the build there has ended.
+
+    It ends when no build runs there, and none is about to: `undecided` are nodes that an engine is still wanted for; they wait for GRACE.
+    """
+    paused = paused_nodes(s)
+    return {node.name: _ends(s, node, node.name in undecided, now) for node in s.nodes if node.name in paused}
+
+
+def _ends(s: Snapshot, node: Node, undecided: bool, now: float) -> float | None:
+    here = [job for job in s.jobs if job.role == "build" and job.node == node.name]
+    if any(job.live_pods or (job.active and not job.deleting) for job in here):
+        return None
+    return max([node.labelled_at, *(job.ended for job in here)]) + GRACE if undecided else now
 
 
 def paused_nodes(s: Snapshot) -> frozenset[str]:
@@ -113,21 +129,21 @@ def step(
     nodes: Sequence[rollout.NodeState],
     flips: Collection[str],
     waiting: Sequence[Cramped],
-    undecided: Collection[str],
+    paused: Mapping[str, float | None],
     now: float,
 ) -> Paused:
-    """For the `nodes` of one class, those of `flips` less.
+    """For the `nodes` of one class, those of `flips` less; `paused`: see until().
 
-    - A pause ends when no build runs there, and none is about to: `undecided` are nodes that an engine is still wanted for, for GRACE.
-    - It begins within maxUnavailable, in a window, never while spec.paused; one node of a fingerprint at a time.
+    - A node whose pause is over gets its pod back. Where the rollout moves it in this very pass, that was the end of its pause.
+    - A pause begins within maxUnavailable, in a window, never while spec.paused; one node of a fingerprint at a time.
     - The only node of its kind that serves stops in a window that people wrote, or for a token of `enginefleet.io/approve`.
     """
     by_name = {node.name: node for node in s.nodes}
-    ends = {n.name: _ends(s, by_name[n.name], n.name in undecided, now) for n in nodes if n.building}
-    changes = [_resume(s, by_name[name]) for name, at in ends.items() if at is not None and now >= at]
-    events = [Event("ServingResumed", f"node {change.node}: its pod comes back, {change.why}.") for change in changes]
+    ends = {n.name: paused[n.name] for n in nodes if n.name in paused}
+    over = [name for name, at in ends.items() if at is not None and now >= at]
+    changes = [_resume(s, by_name[name]) for name in over if name not in flips]
+    events = [Event("ServingResumed", f"node {name}: no build needs its place any more, its pod comes back.") for name in over]
     wake_at = min((at for at in ends.values() if at is not None and now < at), default=None)
-    paused = {node.name for node in nodes if node.building}
     is_open, _ = windows.open_at(s.spec.rollout.windows, now)
     if s.spec.paused:
         return Paused(tuple(changes), tuple(events), wake_at=wake_at)
@@ -136,7 +152,7 @@ def step(
     keeps_token = False
     for one in waiting:
         choice = _choose(s, one)
-        if choice is None or paused.intersection(one.nodes) or choice.node in flips:
+        if choice is None or not paused.keys().isdisjoint(one.nodes) or choice.node in flips:
             continue
         approved = bool(approval(s)) and (choice.sole or not is_open)
         if not (approved or (is_open and (not choice.sole or _may_stop(s, now)))):
@@ -152,14 +168,6 @@ def step(
     return Paused(tuple(changes), tuple(events), keeps_token=keeps_token, wake_at=wake_at)
 
 
-def _ends(s: Snapshot, node: Node, undecided: bool, now: float) -> float | None:
-    """When the pause of a node ends; None: not before the build there has ended."""
-    here = [job for job in s.jobs if job.role == "build" and job.node == node.name]
-    if any(job.live_pods or (job.active and not job.deleting) for job in here):
-        return None
-    return max([node.labelled_at, *(job.ended for job in here)]) + GRACE if undecided else now
-
-
 def _pause(s: Snapshot, node: Node, one: Cramped) -> LabelNode:
     key = labels.release_key(s.namespace, s.name)
     return LabelNode(node.name, node.resource_version, {key: labels.BUILDING + node.labels[key]}, f"makes way for Job {one.job}")
@@ -167,5 +175,4 @@ def _pause(s: Snapshot, node: Node, one: Cramped) -> LabelNode:
 
 def _resume(s: Snapshot, node: Node) -> LabelNode:
     key = labels.release_key(s.namespace, s.name)
-    why = "no build needs its place any more"
-    return LabelNode(node.name, node.resource_version, {key: labels.plain(node.labels[key])}, why)
+    return LabelNode(node.name, node.resource_version, {key: labels.plain(node.labels[key])}, "no build needs its place any more")

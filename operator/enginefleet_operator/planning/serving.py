@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from enginefleet_api import labels
@@ -75,9 +75,17 @@ class Serving:
 
 
 def serving(
-    s: Snapshot, pinned: Resolved | None, wanted: tuple[Wanted, ...], passed: Mapping[str, EngineBuildStatus], now: float
+    s: Snapshot,
+    pinned: Resolved | None,
+    wanted: tuple[Wanted, ...],
+    passed: Mapping[str, EngineBuildStatus],
+    now: float,
+    away: Collection[str] = (),
 ) -> Serving:
-    """A node's target is the label of the engine that passed for its fingerprint; without one it keeps what it has."""
+    """A node's target is the label of the engine that passed for its fingerprint; without one it keeps what it has.
+
+    `away`: nodes on which a build has the place of what they serve. One whose pause is over has nothing to lose: the rollout moves it first.
+    """
     key = labels.release_key(s.namespace, s.name)
     goals: dict[str, Goal] = {}
     releases: dict[str, str] = {}
@@ -99,7 +107,7 @@ def serving(
     pods: dict[str, list[ServingPod]] = {}
     for pod in s.pods:
         pods.setdefault(pod.node, []).append(pod)
-    results = tuple(_class(s, hwc, releases.get(hwc.name, ""), goals, pods, now) for hwc in targets(s))
+    results = tuple(_class(s, hwc, releases.get(hwc.name, ""), goals, pods, away, now) for hwc in targets(s))
     used = {labels.plain(node.labels[key]) for node in s.nodes if key in node.labels}
     actions = _workloads(s, creates, used | {labels.plain(flip.value) for c in results for flip in c.flips})
     # a label is set only where its workload is there to follow it, or is created in this very plan before it
@@ -116,7 +124,13 @@ def serving(
 
 
 def _class(
-    s: Snapshot, hardware_class: HardwareClass, release: str, goals: Mapping[str, Goal], pods: Mapping[str, list[ServingPod]], now: float
+    s: Snapshot,
+    hardware_class: HardwareClass,
+    release: str,
+    goals: Mapping[str, Goal],
+    pods: Mapping[str, list[ServingPod]],
+    away: Collection[str],
+    now: float,
 ) -> ClassRollout:
     """Where one class stands: towards `release`, or back from it."""
     key = labels.release_key(s.namespace, s.name)
@@ -142,7 +156,10 @@ def _class(
     back = refused is not None  # also while what comes next is still being built
     stable = _labels_of(s, hardware_class, next((known for known in history if known != release), ""))
     states = tuple(
-        _state(s, key, node, goals.get(node.name, Goal()), stable, back, node.name in excused, pods.get(node.name, []), now)
+        replace(
+            _state(s, key, node, goals.get(node.name, Goal()), stable, back, node.name in excused, pods.get(node.name, []), now),
+            building=node.name in away,
+        )
         for node in mine
     )
     is_open, changes = windows.open_at(s.spec.rollout.windows, now)
@@ -272,7 +289,7 @@ def _state(
     s: Snapshot, key: str, node: Node, goal: Goal, stable: Sequence[Kept], back: bool, excused: bool, pods: list[ServingPod], now: float
 ) -> rollout.NodeState:
     value = node.labels.get(key, "")
-    building = value.startswith(labels.BUILDING)
+    paused = value.startswith(labels.BUILDING)
     current = value.removeprefix(labels.BUILDING)
     mine = [p for p in pods if p.workload_label == current and not p.deleting]
     # an older release may be of another runtime image, under which the node has another fingerprint
@@ -286,9 +303,9 @@ def _state(
         # without a goal of its own a node in mid-flip goes where it was going
         target=target or (current.removeprefix(labels.DRAINING) if current.startswith(labels.DRAINING) else ""),
         reachable=node.ready,
-        serving=not building and any(p.ready for p in mine),
+        serving=not paused and any(p.ready for p in mine),
         pods=len(pods),
-        failed=not building
+        failed=not paused
         and (any(_failed(s, p, now) for p in mine) or (bool(target) and current == target and not pods and now >= absent_at(s, node))),
         schedulable=not node.unschedulable,
         stable=former,
@@ -297,7 +314,6 @@ def _state(
         unfit=s.unfit.get(node.name, ""),
         kind=goal.fingerprint,
         may_be_canary=chosen is None or chosen.matches(node.labels),
-        building=building,
     )
 
 

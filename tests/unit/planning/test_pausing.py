@@ -107,9 +107,14 @@ def test_one_of_several_makes_way_and_comes_back_with_the_new_engine() -> None:
     ]
     assert len({p.node for p in world.s.pods}) == 2, "the others serve on"
     world.end_build()
+    before = {n.name: n.labels[KEY] for n in world.s.nodes}
+    world.look()
+    moved = {n.name: n.labels[KEY] for n in world.s.nodes if n.labels[KEY] != before[n.name]}
+    assert list(moved) == [node], "it is the canary of what was built there: no other pod has to end for that"
+    assert moved[node].endswith(NEW.removeprefix("sha256:")[:8])
     world.run(40)
     assert not world.paused
-    assert world.said("ServingResumed") == [f"node {node}: its pod comes back, no build needs its place any more."]
+    assert world.said("ServingResumed") == [f"node {node}: no build needs its place any more, its pod comes back."]
     assert {p.workload_label for p in world.s.pods} == {world.value(node)}
     assert len(world.s.pods) == 3
     assert world.value(node).endswith(NEW.removeprefix("sha256:")[:8])
