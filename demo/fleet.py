@@ -146,7 +146,6 @@ class FleetStory(Story):
         enough = least.of["dock"] >= 3 and least.of["gate"] >= 4 and least.of["press"] >= 4
         self.checks.check("least ready pods meanwhile, of dock 7, gate 9 and press 10", "dock >= 3, gate >= 4, press >= 4", told, enough)
         paused = self._paused()
-        self.narrator.say(f"dock: {'; '.join(paused)}")
         self.checks.check("pods of dock that made way for its build", 1, len(paused))
         built = next(b for b in self.builds(MODEL, "Passed") if b["spec"]["class"] == "dock" and b["spec"]["revision"] == self._revision())
         node = str(built["status"].get("node"))

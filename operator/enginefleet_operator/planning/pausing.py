@@ -142,7 +142,7 @@ def step(
     ends = {n.name: paused[n.name] for n in nodes if n.name in paused}
     over = [name for name, at in ends.items() if at is not None and now >= at]
     changes = [_resume(s, by_name[name]) for name in over if name not in flips]
-    events = [Event("ServingResumed", f"node {name}: no build needs its place any more, its pod comes back.") for name in over]
+    events = [Event("ServingResumed", f"node {name}: no build needs its place any more, one comes back.") for name in over]
     wake_at = min((at for at in ends.values() if at is not None and now < at), default=None)
     is_open, _ = windows.open_at(s.spec.rollout.windows, now)
     if s.spec.paused:
@@ -162,7 +162,7 @@ def step(
             continue
         changes.append(_pause(s, by_name[choice.node], one))
         text = f"node {choice.node}: its pod makes way for Job {one.job}" + (f", approved by {approval(s)}" if approved else "")
-        events.append(Event("ServingPaused", f"{text}; it comes back after the build."))
+        events.append(Event("ServingPaused", f"{text}; one serves there again after the build."))
         # one at a time: the next look counts this one among those that are away
         return Paused(tuple(changes), tuple(events), choice.node, approved, keeps_token, wake_at)
     return Paused(tuple(changes), tuple(events), keeps_token=keeps_token, wake_at=wake_at)

@@ -103,7 +103,7 @@ def test_one_of_several_makes_way_and_comes_back_with_the_new_engine() -> None:
     node = world.paused[0]
     assert world.running == [node]
     assert world.said("ServingPaused") == [
-        f"node {node}: its pod makes way for Job {world.s.jobs[-1].name}; it comes back after the build."
+        f"node {node}: its pod makes way for Job {world.s.jobs[-1].name}; one serves there again after the build."
     ]
     assert len({p.node for p in world.s.pods}) == 2, "the others serve on"
     world.end_build()
@@ -114,7 +114,7 @@ def test_one_of_several_makes_way_and_comes_back_with_the_new_engine() -> None:
     assert moved[node].endswith(NEW.removeprefix("sha256:")[:8])
     world.run(40)
     assert not world.paused
-    assert world.said("ServingResumed") == [f"node {node}: no build needs its place any more, its pod comes back."]
+    assert world.said("ServingResumed") == [f"node {node}: no build needs its place any more, one comes back."]
     assert {p.workload_label for p in world.s.pods} == {world.value(node)}
     assert len(world.s.pods) == 3
     assert world.value(node).endswith(NEW.removeprefix("sha256:")[:8])
