@@ -58,6 +58,7 @@ class Target(Contract):
     hardware_class: ClassName | None = None
     """Name of a HardwareClass."""
     hardware_class_selector: LabelSelector | None = None
+    """All HardwareClasses with these labels that allow the namespace, also those that come later."""
 
     RULES = (
         Rule(

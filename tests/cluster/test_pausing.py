@@ -28,7 +28,14 @@ def gpu_nodes(fleet: Fleet) -> Iterator[Site]:
 
 
 def _class(site: Site, version: str) -> dict[str, Any]:
-    return site.hwc(f"enginefleet/runtime:ort-{version}", runtime={"image": f"enginefleet/runtime:ort-{version}", "resources": DEVICE})
+    made = site.hwc(f"enginefleet/runtime:ort-{version}", runtime={"image": f"enginefleet/runtime:ort-{version}", "resources": DEVICE})
+    made["metadata"]["labels"] = {"site": site.namespace}
+    return made
+
+
+def _mdep(site: Site, **spec: Any) -> dict[str, Any]:
+    """It targets the class by a label, and names none."""
+    return site.mdep(targets=[{"hardwareClassSelector": {"matchLabels": {"site": site.namespace}}}], **spec)
 
 
 def _events(site: Site, reason: str) -> list[str]:
@@ -47,7 +54,7 @@ def _paused(site: Site) -> list[str]:
 
 def test_one_pod_makes_way_for_a_build_and_the_only_one_waits_for_approval(fleet: Fleet, gpu_nodes: Site) -> None:
     site = gpu_nodes
-    fleet.apply(site.namespace_object(), site.secret(), site.store(), _class(site, "1.24"), site.mdep())
+    fleet.apply(site.namespace_object(), site.secret(), site.store(), _class(site, "1.24"), _mdep(site))
     site.wait_ready()
     old = standing(site)["release"]
     assert served_by(site) == dict.fromkeys(NODES, old)
@@ -74,7 +81,8 @@ def test_one_pod_makes_way_for_a_build_and_the_only_one_waits_for_approval(fleet
     fleet.wait("the other one is NotReady", lambda: site.get()["status"]["classes"][0]["nodes"]["unreachable"] == 1)  # type: ignore[index]
     serving = {p["metadata"]["uid"] for p in site.pods() if p["spec"].get("nodeName") == node}
     fleet.apply(
-        site.mdep(
+        _mdep(
+            site,
             calibration={"uri": "s3://models/mnist/calibration.npz"},
             precision="int8",
         )

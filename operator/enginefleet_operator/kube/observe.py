@@ -6,7 +6,7 @@ Live reads are what makes a reconcile right after a restart, and after an event 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from enginefleet_api import labels
@@ -16,6 +16,7 @@ from ..planning.classes import ClassSnapshot
 from ..planning.engines import Model, Recorded
 from ..planning.model import DeviceHolder, HardwareClass, Job, Settings, Snapshot
 from ..planning.serving import service_name
+from ..planning.stages import targeted
 from . import views
 from .client import ApiClient, Object
 from .kinds import (
@@ -69,6 +70,8 @@ async def observe_model(client: ApiClient, world: World, settings: Settings, nam
     owned_jobs = [j for j in jobs.result() if _owned(j, meta["uid"], *build_uids)]
     job_views = tuple(views.job(j, pods.result()) for j in owned_jobs)
     current = {k: v for k, v in world.classes.items() if v is not None}
+    space_labels = (space.result() or {}).get("metadata", {}).get("labels", {})
+    chosen = targeted(spec, current, space_labels)
     snapshot = Snapshot(
         name=name,
         namespace=namespace,
@@ -78,7 +81,7 @@ async def observe_model(client: ApiClient, world: World, settings: Settings, nam
         spec=spec,
         status=views.parse(ModelDeploymentStatus, obj.get("status")) or ModelDeploymentStatus(),
         classes=current,
-        namespace_labels=(space.result() or {}).get("metadata", {}).get("labels", {}),
+        namespace_labels=space_labels,
         store=views.parse(EngineStoreSpec, found_store.get("spec")) if (found_store := store.result()) is not None else None,
         nodes=tuple(views.node(n) for n in world.nodes.values()),
         fingerprints={k: v.spec for k, v in world.fingerprints.items() if v is not None},
@@ -87,8 +90,8 @@ async def observe_model(client: ApiClient, world: World, settings: Settings, nam
         workloads=tuple(views.workload(d) for d in sets.result() if _owned(d, meta["uid"])),
         revisions=tuple(r for owner, r in kept.result()[0] if owner == meta["uid"]),
         pods=tuple(views.serving_pod(p) for p in pods.result() if p["metadata"].get("labels", {}).get(labels.ROLE) == "serve"),
-        holders=await _holders(client, name, namespace, spec, current, job_views),
-        rooms=await _rooms(client, world, spec, current, pods.result()),
+        holders=await _holders(client, name, namespace, chosen, job_views),
+        rooms=await _rooms(client, world, chosen, pods.result()),
         has_service=(found_service := service.result()) is not None and _owned(found_service, meta["uid"]),
         orphans=views.orphan_pods(pods.result(), owned_jobs),
         settings=settings,
@@ -107,27 +110,20 @@ def _owned(obj: Object, *uids: str) -> bool:
 
 
 async def _holders(
-    client: ApiClient, name: str, namespace: str, spec: ModelDeploymentSpec, classes: Mapping[str, HardwareClass], jobs: tuple[Job, ...]
+    client: ApiClient, name: str, namespace: str, targets: Iterable[HardwareClass], jobs: tuple[Job, ...]
 ) -> tuple[DeviceHolder, ...]:
     """Who holds the devices that a build waits for: looked up only while one can't be scheduled."""
     if not any(j.waiting is not None and j.waiting[0] == "Unschedulable" for j in jobs):
         return ()
-    wanted: set[str] = set()
-    for target in spec.targets:
-        found = classes.get(target.hardware_class or "")
-        if found is not None:
-            wanted |= {r for r in (found.spec.runtime.resources.get("limits") or {}) if "/" in r}
+    wanted = {r for one in targets for r in (one.spec.runtime.resources.get("limits") or {}) if "/" in r}
     if not wanted:
         return ()
     pods, _ = await client.list(PODS, field_selector="status.phase=Running", project=lambda pod: _holder(pod, wanted, namespace, name))
     return tuple(sorted((h for h in pods if h is not None), key=lambda h: (h.node, h.pod)))
 
 
-async def _rooms(
-    client: ApiClient, world: World, spec: ModelDeploymentSpec, classes: Mapping[str, HardwareClass], pods: list[Object]
-) -> dict[str, tuple[str, ...]]:
+async def _rooms(client: ApiClient, world: World, targets: Iterable[HardwareClass], pods: list[Object]) -> dict[str, tuple[str, ...]]:
     """Nodes on which a pause would help: looked up only where a class allows one."""
-    targets = [classes[t.hardware_class] for t in spec.targets if t.hardware_class and t.hardware_class in classes]
     return await rooms_for(client, world.nodes, pods) if any(c.spec.builds.when_busy == "Auto" for c in targets) else {}
 
 

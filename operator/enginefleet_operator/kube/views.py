@@ -59,7 +59,9 @@ def hardware_class(obj: Object) -> HardwareClass | None:
         return None
     meta = obj["metadata"]
     status = parse(HardwareClassStatus, obj.get("status")) or HardwareClassStatus()
-    return HardwareClass(meta["name"], meta["uid"], meta.get("generation", 0), spec, status, meta.get("annotations", {}))
+    return HardwareClass(
+        meta["name"], meta["uid"], meta.get("generation", 0), spec, status, meta.get("annotations", {}), meta.get("labels", {})
+    )
 
 
 def node_fingerprint(obj: Object) -> Recorded | None:

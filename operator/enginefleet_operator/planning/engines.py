@@ -48,9 +48,12 @@ class Recorded:
 
 
 def model(key: str, generation: int, spec: ModelDeploymentSpec, status: ModelDeploymentStatus) -> Model:
+    named = {t.hardware_class for t in spec.targets if t.hardware_class}
+    # those that a selector found stand in the status
+    selects = any(t.hardware_class_selector is not None for t in spec.targets)
     return Model(
         key,
-        frozenset(t.hardware_class for t in spec.targets if t.hardware_class),
+        frozenset(named | ({c.name for c in status.classes} if selects else set())),
         status.observed_generation == generation,
         {(c.name, f.id): (f.state, f.message) for c in status.classes for f in c.fingerprints},
     )

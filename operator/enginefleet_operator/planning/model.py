@@ -66,6 +66,7 @@ class HardwareClass:
     spec: HardwareClassSpec
     status: HardwareClassStatus
     annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def runs_on_gpu(self) -> bool:

@@ -29,7 +29,7 @@ from .model import (
     Snapshot,
     Workload,
 )
-from .stages import Wanted, nodes_of, targets
+from .stages import Wanted, has_missing, nodes_of, targets
 
 LOADING = 3600.0
 """Seconds after which images or an engine that are still on their way count as a failure: a pod that waits for a volume looks the same."""
@@ -255,7 +255,7 @@ def _workloads(s: Snapshot, creates: Mapping[str, CreateWorkload], labels_needed
 
 def _forget(s: Snapshot, used: Collection[str], current: Collection[str], results: Sequence[ClassRollout]) -> list[Action]:
     """ControllerRevisions of releases that no rollback can mean any more."""
-    if len(targets(s)) < len(s.spec.targets):
+    if has_missing(s):
         return []
     kept = {(c.hardware_class.name, release) for c in results for release in (c.standing.release, *c.standing.history)}
     return [
@@ -381,8 +381,8 @@ def trouble(s: Snapshot, node: rollout.NodeState) -> tuple[str, str]:
 def _unlabel(s: Snapshot, key: str) -> list[Action]:
     """Nodes that carry this ModelDeployment's label and belong to none of its classes any more."""
     mine = {node.name for hardware_class in targets(s) for node in nodes_of(s, hardware_class)}
-    if len(targets(s)) < len(s.spec.targets):
-        return []  # a class that is missing may come back in a minute: never stop what works
+    if has_missing(s):
+        return []  # never stop what works
     return [
         LabelNode(node.name, node.resource_version, {key: None}, "no target class matches the node any more")
         for node in s.nodes

@@ -12,6 +12,7 @@ from functools import cache
 from enginefleet_api import labels
 from enginefleet_api.documents import Answer
 from enginefleet_api.errors import FailureClass
+from enginefleet_api.fields import LabelSelector
 from enginefleet_api.fingerprint import cross_capability
 from enginefleet_api.identity import object_name, short_hash
 from enginefleet_api.jobs import BuildReport, PrepareReport
@@ -19,6 +20,7 @@ from enginefleet_api.resources import (
     AttemptState,
     EngineBuildSpec,
     EngineBuildStatus,
+    ModelDeploymentSpec,
     NodeFingerprintSpec,
     Observation,
     RefusedTarget,
@@ -70,26 +72,33 @@ def admission(s: Snapshot) -> Iterator[Problem]:
     else:
         for text in support.unsupported_store(s.store):
             yield Problem("NotYetSupported", f"EngineStore {s.spec.store_ref.name}: {text}.", stalled=True)
+    known = ", ".join(sorted(s.classes)) or "none"
     for target in s.spec.targets:
         name = target.hardware_class or ""
-        found = s.classes.get(name)
-        if not name:
-            continue
-        if found is None:
-            known = ", ".join(sorted(s.classes)) or "none"
+        if name and name not in s.classes:
             yield Problem(
                 "HardwareClassNotFound", f"HardwareClass {name!r} does not exist (there are: {known}): create it or correct spec.targets."
             )
-            continue
+    if not targets(s) and not has_missing(s):
+        for target in s.spec.targets:
+            if target.hardware_class_selector is not None:
+                wanted = _said(target.hardware_class_selector)
+                text = f"no HardwareClass that allows namespace {s.namespace} has the labels {wanted} (there are: {known})"
+                yield Problem("HardwareClassNotFound", f"{text}: label one, or correct spec.targets.")
+    for found in targets(s):
         allowed = found.spec.allowed_namespaces
         if allowed is not None and not allowed.matches(s.namespace_labels):
-            wanted = ", ".join(f"{k}={v}" for k, v in sorted(allowed.match_labels.items()))
             yield Problem(
-                "NamespaceNotAllowed", f"HardwareClass {name!r} allows namespaces with the labels {wanted}; {s.namespace} is not one."
+                "NamespaceNotAllowed",
+                f"HardwareClass {found.name!r} allows namespaces with the labels {_said(allowed)}; {s.namespace} is not one.",
             )
         for text in support.unsupported_class(found.spec):
-            yield Problem("NotYetSupported", f"HardwareClass {name}: {text}.", stalled=True)
+            yield Problem("NotYetSupported", f"HardwareClass {found.name}: {text}.", stalled=True)
     yield from _overlap(s)
+
+
+def _said(selector: LabelSelector) -> str:
+    return ", ".join(f"{k}={v}" for k, v in sorted(selector.match_labels.items()))
 
 
 def _overlap(s: Snapshot) -> Iterator[Problem]:
@@ -107,7 +116,30 @@ def _overlap(s: Snapshot) -> Iterator[Problem]:
 
 def targets(s: Snapshot) -> list[HardwareClass]:
     """The classes of spec.targets that exist, in the order written."""
-    return [s.classes[t.hardware_class] for t in s.spec.targets if t.hardware_class and t.hardware_class in s.classes]
+    return targeted(s.spec, s.classes, s.namespace_labels)
+
+
+def targeted(spec: ModelDeploymentSpec, classes: Mapping[str, HardwareClass], namespace_labels: Mapping[str, str]) -> list[HardwareClass]:
+    """Named ones, and those whose labels are selected, by name; a selector passes over classes that do not allow the namespace."""
+    found: dict[str, HardwareClass] = {}
+    for target in spec.targets:
+        if target.hardware_class_selector is None:
+            chosen = [classes[name] for name in (target.hardware_class,) if name and name in classes]
+        else:
+            chosen = [
+                one
+                for _, one in sorted(classes.items())
+                if target.hardware_class_selector.matches(one.labels)
+                and (one.spec.allowed_namespaces is None or one.spec.allowed_namespaces.matches(namespace_labels))
+            ]
+        for one in chosen:
+            found.setdefault(one.name, one)
+    return list(found.values())
+
+
+def has_missing(s: Snapshot) -> bool:
+    """Whether a class that is targeted by name does not exist; it may come back in a minute."""
+    return any(t.hardware_class and t.hardware_class not in s.classes for t in s.spec.targets)
 
 
 def matches(hardware_class: HardwareClass, node: Node) -> bool:

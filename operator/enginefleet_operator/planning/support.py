@@ -23,8 +23,6 @@ def unsupported_model_deployment(spec: ModelDeploymentSpec, backends: Collection
         yield f"spec.precision {spec.precision}: write auto, {', '.join(known[:-1])} or {known[-1]}"
     if backends and (unknown := [c for c in spec.auto.candidates if c not in known]):
         yield f"spec.auto.candidates {', '.join(unknown)}: write some of {', '.join(known)}"
-    if any(target.hardware_class_selector is not None for target in spec.targets):
-        yield "spec.targets[].hardwareClassSelector: name each class with hardwareClass"
     ignored = [set(ignored_settings(spec.build, backend)) for backend in backends]
     if nobody := sorted(set.intersection(*ignored)) if ignored else []:
         yield f"spec.build: no target class has a use for {', '.join(nobody)}; leave it out"

@@ -11,12 +11,13 @@ from enginefleet_api import labels
 from enginefleet_api.documents import Answer
 from enginefleet_api.errors import FailureClass
 from enginefleet_api.resources import ModelDeploymentSpec
-from enginefleet_operator.planning import retry
+from enginefleet_operator.planning import retry, stages
 from enginefleet_operator.planning.decide import decide
 from enginefleet_operator.planning.model import (
     CreateWorkload,
     DeviceHolder,
     Failure,
+    HardwareClass,
     LabelNode,
     ServingPod,
     Snapshot,
@@ -379,3 +380,41 @@ def test_decide_is_the_same_for_any_order_of_what_was_listed() -> None:
 def test_the_spec_is_never_part_of_a_plan() -> None:
     assert "spec" not in (decide(w.fleet(), w.NOW).status or {})
     assert isinstance(w.fleet().spec, ModelDeploymentSpec)
+
+
+# ---- classes by label
+
+
+def _labelled(name: str, **labels_: str) -> HardwareClass:
+    return replace(w.hardware_class(name), labels=labels_)
+
+
+def _selecting(*targets: dict[str, Any]) -> ModelDeploymentSpec:
+    return w.spec(targets=[*targets, {"hardwareClassSelector": {"matchLabels": {"cameras": "yes"}}}])
+
+
+def test_a_selector_targets_every_class_with_its_labels_once() -> None:
+    classes = {name: _labelled(name, cameras="yes") for name in ("b", "a")} | {"c": _labelled("c", cameras="no")}
+    s = w.fleet(classes=classes, spec=_selecting({"hardwareClass": "b"}))
+    assert [c.name for c in stages.targets(s)] == ["b", "a"]
+    assert [c.name for c in stages.targets(replace(s, spec=_selecting({"hardwareClass": "c"})))] == ["c", "a", "b"]
+
+
+def test_a_selector_passes_over_classes_that_do_not_allow_the_namespace() -> None:
+    closed = replace(w.hardware_class("a", allowedNamespaces={"matchLabels": {"team": "x"}}), labels={"cameras": "yes"})
+    s = w.fleet(classes={"a": closed, "cpu": _labelled("cpu", cameras="yes")}, spec=_selecting())
+    assert [c.name for c in stages.targets(s)] == ["cpu"]
+    assert not list(stages.admission(s))
+    assert [c.name for c in stages.targets(replace(s, namespace_labels={"team": "x"}))] == ["a", "cpu"]
+
+
+def test_a_selector_that_finds_nothing_says_which_labels_and_stops_nothing() -> None:
+    s = w.settle(w.serving(w.passed_fleet(classes={"cpu": _labelled("cpu", cameras="yes")}, spec=_selecting())))
+    assert condition(s, "Ready")[0] == "True"
+    pods = s.pods
+    s = w.settle(replace(s, classes={"cpu": _labelled("cpu")}))
+    assert condition(s, "Ready")[1] == "HardwareClassNotFound"
+    assert "no HardwareClass that allows namespace vision has the labels cameras=yes (there are: cpu)" in condition(s, "Ready")[2]
+    assert w.serving(s).pods == pods
+    s = w.settle(replace(s, classes={"cpu": _labelled("cpu", cameras="yes")}))
+    assert condition(s, "Ready")[0] == "True"
