@@ -148,9 +148,13 @@ class PrepareReport(Contract):
 
 
 class BuildRequest(Contract):
-    """Build or adopt one engine, then judge it. Also what `judge` takes."""
+    """Build or adopt one engine, then judge it. Also what `judge` takes.
 
-    kind: Literal["Build"] = "Build"
+    `Judge`: judge `blob`, an engine that is published, in another context than before. Its verdict is recorded beside those that decide whether
+    the engine may be loaded, and is none of them.
+    """
+
+    kind: Literal["Build", "Judge"] = "Build"
     name: str = ""
     """For people: namespace/name of the ModelDeployment, by hand what its manifest says; servers call the model by the last part."""
     engine_key: str
@@ -176,7 +180,10 @@ class BuildRequest(Contract):
     store: StoreRef
     holder: str
     node: str = ""
+    blob: str = ""
+    """The engine to judge, of kind Judge."""
     context: dict[str, Any] = Field(default_factory=dict)
+    """Of the node, as far as it is known before the Job runs; see hostfiles.context."""
     timeout_seconds: int = 3600
     claim_seconds: int = 120
     memory_reserve: str = ""
@@ -199,6 +206,8 @@ class BuildReport(Contract):
     latency: list[Latency] = Field(default_factory=list)
     speedup: str | None = None
     """Against the FP32 partner, where one was given."""
+    context: dict[str, str] = Field(default_factory=dict)
+    """In which the verdict was reached, as far as it tells; see fingerprint.judged_context."""
     durations: dict[str, str] = Field(default_factory=dict)
     warnings: list[str] = Field(default_factory=list)
 

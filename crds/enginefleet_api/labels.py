@@ -21,6 +21,8 @@ IMAGE_DIGEST = f"{GROUP}/image-digest"
 BLOB = f"{GROUP}/blob"
 """Annotations on a workload: the full image digest, and the engine's digest."""
 INPUTS_KEY = f"{GROUP}/inputs-key"
+CONTEXT = f"{GROUP}/context"
+"""Annotation on a build Job that only judges: key of the context that it judges a published engine in."""
 
 RETRY = f"{GROUP}/retry"
 REFRESH = f"{GROUP}/refresh"

@@ -7,6 +7,7 @@ from typing import Any
 
 from . import pausing, stages, status
 from .model import Action, CreateBuild, Event, Plan, Snapshot, StartPrepare
+from .rejudging import rejudge
 from .serving import arrivals, serving
 from .serving import wakes as serving_wakes
 
@@ -25,7 +26,7 @@ def decide(s: Snapshot, now: float) -> Plan:
     if not problems:
         prepared = stages.prepare(s, (), now)
         if prepared.resolved is not None:
-            stage = stages.builds(s, prepared.resolved, now)
+            stage = rejudge(s, stages.builds(s, prepared.resolved, now), now)
             if stage.needs:
                 prepared = stages.prepare(s, stage.needs, now)
         actions += prepared.actions
@@ -36,6 +37,7 @@ def decide(s: Snapshot, now: float) -> Plan:
         if prepared.resolved is not None:
             actions += [CreateBuild(w.name, w.spec) for w in stages.missing_builds(s, stage)]
             actions += stage.actions
+            actions += stages.written(s, stage)
             actions += stage.start
             actions += stages.obsolete_builds(s, stage)
             events += stage.events

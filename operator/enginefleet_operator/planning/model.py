@@ -121,6 +121,8 @@ class Job:
     image_id: str = ""
     waiting: tuple[str, str] | None = None
     """(reason, message) when its pod can't start."""
+    context: str = ""
+    """Of a build Job that only judges: the context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +299,15 @@ class CreateBuild:
 
 
 @dataclass(frozen=True, slots=True)
+class Judge:
+    """A published engine, to be judged in a context that `nodes` are in."""
+
+    context: str
+    blob: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StartBuild:
     job: str
     attempt: int
@@ -307,6 +318,8 @@ class StartBuild:
     """Nodes where it failed last for reasons of their own."""
     node: str = ""
     """The node it runs on; "": where the scheduler finds room."""
+    judge: Judge | None = None
+    """Only judge: nothing is built."""
 
 
 @dataclass(frozen=True, slots=True)

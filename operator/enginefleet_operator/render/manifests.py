@@ -10,7 +10,7 @@ from enginefleet_api import labels
 from enginefleet_api.jobs import BuildRequest, FetchRequest, PreflightTarget, ProbeRequest, RuntimeCheckRequest
 from enginefleet_api.resources import API_VERSION
 
-from ..planning import requests
+from ..planning import contexts, requests
 from ..planning.model import CreateBuild, CreateService, CreateWorkload, HardwareClass, Snapshot, StartBuild, StartPrepare, StartProbe
 from ..planning.stages import devices_of, nodes_of, targets
 from ..planning.templates import CACHE, ENGINE, FETCH, NO_TOKEN, RUNTIME_CHECK, SCRATCH
@@ -107,10 +107,11 @@ def engine_build(s: Snapshot, action: CreateBuild) -> dict[str, Any]:
 
 
 def build_job(s: Snapshot, action: StartBuild) -> dict[str, Any]:
-    """Runs on a node of the fingerprint, found by the label that the node carries for this very image."""
+    """Runs on a node of the fingerprint, found by the label that the node carries for this very image; one that only judges on one of its context."""
     assert s.store is not None
-    spec = action.spec
+    spec, judge = action.spec, action.judge
     hardware_class = s.classes[spec.hardware_class]
+    nodes = [action.node] if action.node else judge.nodes if judge is not None else [n.name for n in s.nodes if _carries(n.labels, spec)]
     request = BuildRequest.model_validate(spec.request).model_copy(
         update={
             "holder": f"{action.build_uid}/{action.attempt}",
@@ -118,8 +119,11 @@ def build_job(s: Snapshot, action: StartBuild) -> dict[str, Any]:
             "node": "",
             "python": hardware_class.spec.runtime.python,
             "memory_reserve": hardware_class.spec.builds.memory_reserve if spec.request["backend"] != "onnxruntime" else "",
+            "context": contexts.common(s.fingerprints, nodes),
         }
+        | ({"kind": "Judge", "blob": judge.blob} if judge is not None else {})
     )
+    wanted = (action.node,) if action.node else judge.nodes if judge is not None else ()
     node_env = {"name": "ENGINEFLEET_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     return pods.job(
         name=action.job,
@@ -129,10 +133,10 @@ def build_job(s: Snapshot, action: StartBuild) -> dict[str, Any]:
             "build",
             **{labels.ENGINE_BUILD: action.build, labels.ENGINE_KEY: spec.engine_key[:16], labels.HARDWARE_CLASS: spec.hardware_class},
         ),
-        annotations={labels.ATTEMPT: str(action.attempt)},
+        annotations={labels.ATTEMPT: str(action.attempt)} | ({labels.CONTEXT: judge.context} if judge is not None else {}),
         owners=pods.owner("EngineBuild", action.build, action.build_uid),
         image=spec.image,
-        command=["enginefleet", "build"],
+        command=["enginefleet", "judge" if judge is not None else "build"],
         env=[
             pods.request_env(request.model_dump_json(by_alias=True, exclude_none=True)),
             node_env,
@@ -141,7 +145,7 @@ def build_job(s: Snapshot, action: StartBuild) -> dict[str, Any]:
         ],
         resources=hardware_class.spec.runtime.resources,
         node_selector={labels.fp_key(spec.hardware_class, spec.image_digest): spec.fingerprint},
-        affinity=pods.on_node(action.node) if action.node else pods.not_on(action.avoid) if _elsewhere(s, action) else None,
+        affinity=pods.on_nodes(wanted) if wanted else pods.not_on(action.avoid) if _elsewhere(s, action) else None,
         tolerations=hardware_class.spec.runtime.tolerations,
         runtime_class=hardware_class.spec.runtime.runtime_class_name,
         deadline=BUILD_DEADLINE,
@@ -197,7 +201,7 @@ def probe_job(hardware_class: HardwareClass, action: StartProbe, namespace: str,
         env=[pods.request_env(request.model_dump_json(by_alias=True, exclude_none=True)), *(ALL_GPUS if gpu and not holds else ())],
         resources=spec.runtime.resources if holds else {},
         node_selector={},
-        affinity=pods.on_node(action.node),
+        affinity=pods.on_nodes((action.node,)),
         tolerations=spec.runtime.tolerations,
         runtime_class=spec.runtime.runtime_class_name,
         deadline=PROBE_DEADLINE,
