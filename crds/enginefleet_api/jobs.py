@@ -264,6 +264,33 @@ class FetchReport(Contract):
     seconds: str = ""
 
 
+class PublishedEngine(Contract):
+    """What pods would fetch."""
+
+    engine_key: str
+    gate_key: str
+    blob: str
+    size: int
+
+
+class VerifyRequest(Contract):
+    """Look whether published engines are in the store as they were published."""
+
+    kind: Literal["Verify"] = "Verify"
+    engines: Annotated[list[PublishedEngine], Field(min_length=1, max_length=25)]
+    """As many as the report has room for, if all of them are lost."""
+    store: StoreRef
+    timeout_seconds: int = 3600
+
+
+class VerifyReport(Contract):
+    kind: Literal["Verify"] = "Verify"
+    verified: int
+    lost: dict[str, str] = Field(default_factory=dict)
+    """Blob → reason, as a fetch would give it: ObjectMissing, BlobDamaged, NotProven …"""
+    seconds: str = ""
+
+
 class RuntimeCheckRequest(Contract):
     kind: Literal["RuntimeCheck"] = "RuntimeCheck"
     backend: str
@@ -309,7 +336,7 @@ class Termination(Contract):
     """The envelope of every termination message: exactly one of report or failure."""
 
     schema_version: Literal[1] = 1
-    report: PrepareReport | BuildReport | ProbeReport | FetchReport | None = Field(default=None, discriminator="kind")
+    report: PrepareReport | BuildReport | ProbeReport | FetchReport | VerifyReport | None = Field(default=None, discriminator="kind")
     failure: JobFailure | None = None
 
     def to_message(self, limit: int = REPORT_LIMIT) -> str:

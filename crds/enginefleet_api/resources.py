@@ -54,8 +54,8 @@ __all__ = [
     "HardwareClassStatus", "Host", "IdentitySettings", "Image", "InputSpec", "JudgedContext", "LabelSelector", "LocalRef", "Model", "ModelDeploymentSpec",
     "ModelDeploymentStatus", "ModelExport", "NodeCounts", "NodeEngine", "NodeFingerprintSpec", "NodeFingerprintStatus", "NodeTrouble", "Observation",
     "OnDevice", "OperatingPoint", "OptionalImage", "Percent", "PrepareSettings", "Preprocessing", "ProbeState", "ProbedRuntime", "Profile", "PythonMetric",
-    "Resolved", "Rollout", "RolloutStatus", "Runtime", "SecretKeyRef", "Serving", "Shape", "Signing", "SpeedAcceptance", "Subgroups", "Target", "Text",
-    "Trust", "Uri", "Validation", "Window",
+    "Resolved", "Rollout", "RolloutStatus", "Runtime", "SecretKeyRef", "Serving", "Shape", "Signing", "SpeedAcceptance", "StoreCheck", "Subgroups", "Target",
+    "Text", "Trust", "Uri", "Validation", "Window",
 ]  # fmt: skip
 
 
@@ -210,6 +210,16 @@ class ClassStatus(Contract):
     failing_nodes: Annotated[list[NodeTrouble], Field(max_length=20)] = Field(default_factory=list)
 
 
+class StoreCheck(Contract):
+    """The last look at whether the engines that may serve are in the store as they were published."""
+
+    at: str = ""
+    verified: int = 0
+    lost: Annotated[list[str], Field(max_length=25)] = Field(default_factory=list)
+    """`<EngineBuild>: <reason>` of those that were not: they are built again."""
+    attempt: AttemptState | None = None
+
+
 class ModelDeploymentStatus(Contract):
     observed_generation: int = -1
     summary: str = ""
@@ -228,6 +238,7 @@ class ModelDeploymentStatus(Contract):
     prepare: AttemptState | None = None
     prepare_inputs_key: str = ""
     """The inputs that `prepare` is about."""
+    store_check: StoreCheck | None = None
     classes: Annotated[list[ClassStatus], list_map("name")] = Field(default_factory=list)
     conditions: Annotated[list[Condition], list_map("type")] = Field(default_factory=list)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -136,3 +137,44 @@ def passed_elsewhere(fleet: Fleet, site: Site, engine_key: str, gate_key: str) -
         Key=prefix + layout.verdict(engine_key, gate_key, passed.blob, time, "elsewhere"),
         Body=passed.model_dump_json(by_alias=True, exclude_none=True).encode(),
     )
+
+
+# ---- the store
+
+
+@pytest.fixture
+def looking(fleet: Fleet) -> Iterator[Fleet]:
+    """An operator that looks at what is published after 20 seconds, not after a day."""
+    fleet.operator.kill()
+    fleet.operator.start(check_hours="0.005")
+    yield fleet
+    fleet.operator.restart()
+
+
+@pytest.mark.parametrize("damage", ["deleted", "overwritten"])
+def test_an_engine_that_the_store_lost_is_restored_before_any_pod_needs_it(looking: Fleet, site: Site, damage: str) -> None:
+    fleet = looking
+    site.apply_all()
+    site.wait_ready()
+    pods = served(site)
+    (key,) = fleet.keys(f"{site.prefix}/blobs/")
+    good = fleet.client().get_object(Bucket="engines", Key=key)["Body"].read()
+    if damage == "deleted":
+        fleet.client().delete_object(Bucket="engines", Key=key)
+    else:
+        fleet.client().put_object(Bucket="engines", Key=key, Body=good[:-1] + b"x")
+    fleet.wait("it is noticed", lambda: [e for e in fleet.world.all("event", site.namespace) if e.get("reason") == "EngineLost"])
+
+    def restored() -> bool:
+        (build,) = site.builds()
+        blob = (build["status"].get("engine") or {}).get("blob", "").removeprefix("sha256:")
+        found = [k for k in fleet.keys(f"{site.prefix}/blobs/") if blob and k.endswith(blob)]
+        return bool(found) and hashlib.sha256(fleet.client().get_object(Bucket="engines", Key=found[0])["Body"].read()).hexdigest() == blob
+
+    fleet.wait("the store holds what is served", restored)
+    site.wait_ready()
+    assert restored()
+    if fleet.keys(f"{site.prefix}/blobs/") == [key]:
+        assert served(site) == pods, "the same bytes: no pod was touched"
+    lost = (site.get() or {})["status"]["storeCheck"]
+    fleet.wait("the next look finds it", lambda: (c := (site.get() or {})["status"]["storeCheck"]) != lost and not c.get("lost"))

@@ -14,7 +14,7 @@ from enginefleet_api.documents import Answer
 from enginefleet_api.errors import FailureClass
 from enginefleet_api.fingerprint import cross_capability
 from enginefleet_api.identity import object_name, short_hash
-from enginefleet_api.jobs import BuildReport, PrepareReport
+from enginefleet_api.jobs import BuildReport, PrepareReport, VerifyReport
 from enginefleet_api.resources import (
     AttemptState,
     EngineBuildSpec,
@@ -152,7 +152,7 @@ class Attempt:
     start: str = ""
     number: int = 0
     running: Job | None = None
-    report: PrepareReport | BuildReport | None = None
+    report: PrepareReport | BuildReport | VerifyReport | None = None
     failed: Failure | None = None
     """Set when this pass saw the failure first."""
     drop: Job | None = None
@@ -212,7 +212,7 @@ def attempt(s: Snapshot, jobs: list[Job], state: AttemptState | None, stem: str,
         )
         after = retry.after_failure(state, name, failure, now, s.settings.retry_base)
         return Attempt(after, failed=failure, drop=current, wake_at=retry.due_at(after))
-    if current.failure is None and isinstance(current.report, PrepareReport | BuildReport):
+    if current.failure is None and isinstance(current.report, PrepareReport | BuildReport | VerifyReport):
         return Attempt(retry.after_success(state, name), report=current.report)
     failure = current.failure or Failure(FailureClass.TRANSIENT, "ReportMissing", f"Job {name} ended without a readable report.")
     after = retry.after_failure(state, name, failure, now, s.settings.retry_base)

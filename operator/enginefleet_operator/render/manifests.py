@@ -7,11 +7,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from enginefleet_api import labels
-from enginefleet_api.jobs import BuildRequest, FetchRequest, PreflightTarget, ProbeRequest, RuntimeCheckRequest
+from enginefleet_api.jobs import BuildRequest, FetchRequest, PreflightTarget, ProbeRequest, RuntimeCheckRequest, VerifyRequest
 from enginefleet_api.resources import API_VERSION
 
 from ..planning import contexts, requests
-from ..planning.model import CreateBuild, CreateService, CreateWorkload, HardwareClass, Snapshot, StartBuild, StartPrepare, StartProbe
+from ..planning.model import (
+    CreateBuild,
+    CreateService,
+    CreateWorkload,
+    HardwareClass,
+    Snapshot,
+    StartBuild,
+    StartPrepare,
+    StartProbe,
+    StartVerify,
+)
 from ..planning.stages import devices_of, nodes_of, targets
 from ..planning.templates import CACHE, ENGINE, FETCH, NO_TOKEN, RUNTIME_CHECK, SCRATCH
 from . import pods
@@ -19,6 +29,7 @@ from . import pods
 PREPARE_DEADLINE = 3600
 BUILD_DEADLINE = 6 * 3600
 PROBE_DEADLINE = 300
+VERIFY_DEADLINE = 3600
 MARGIN = 60
 """The worker's own deadline lies this much before the pod's, so that a message is always left."""
 SERVE_PORT = 8080
@@ -36,7 +47,6 @@ def prepare_job(s: Snapshot, action: StartPrepare) -> dict[str, Any]:
     """Runs on any node that the class's prepare.nodeSelector (else its nodeSelector) fits, in the prepare image of the class or operator."""
     assert s.store is not None
     hardware_class = _prepares(s)
-    runtime, settings = hardware_class.spec.runtime, hardware_class.spec.prepare
     request = requests.prepare_request(s.namespace, s.name, s.spec, s.store, f"{s.uid}/{action.job}", action.needs)
     if action.pinned is not None:
         request = requests.more_request(request, action.pinned)
@@ -53,21 +63,16 @@ def prepare_job(s: Snapshot, action: StartPrepare) -> dict[str, Any]:
         labels=_labels(s, "prepare"),
         annotations={labels.INPUTS_KEY: action.inputs_key, labels.ATTEMPT: str(action.attempt)},
         owners=pods.owner("ModelDeployment", s.name, s.uid),
-        image=settings.image or s.settings.prepare_image or runtime.image,
         command=["enginefleet", "prepare"],
         env=[
             pods.request_env(request.model_dump_json(by_alias=True, exclude_none=True)),
             *pods.all_credentials(s.spec, s.store, model=True),
         ],
-        resources=pods.without_devices(settings.resources),
-        node_selector=settings.node_selector or hardware_class.spec.node_selector.match_labels,
-        affinity=None,
-        tolerations=runtime.tolerations,
-        # of the class's nodes; others may not have it
-        runtime_class="" if settings.node_selector else runtime.runtime_class_name,
+        resources=pods.without_devices(hardware_class.spec.prepare.resources),
         deadline=PREPARE_DEADLINE,
         ttl=s.settings.job_ttl,
         tables=s.settings.tables,
+        **_preparing(s, hardware_class),
     )
 
 
@@ -153,6 +158,43 @@ def build_job(s: Snapshot, action: StartBuild) -> dict[str, Any]:
         ttl=s.settings.job_ttl,
         tables=s.settings.tables,
     )
+
+
+def verify_job(s: Snapshot, action: StartVerify) -> dict[str, Any]:
+    """Runs where models are prepared, and reads the store as serving pods do."""
+    assert s.store is not None
+    hardware_class = _prepares(s)
+    settings = hardware_class.spec.prepare
+    request = VerifyRequest(engines=list(action.engines), store=requests.store_ref(s.store), timeout_seconds=VERIFY_DEADLINE - MARGIN)
+    return pods.job(
+        name=action.job,
+        namespace=s.namespace,
+        labels=_labels(s, "verify"),
+        annotations={labels.ATTEMPT: str(action.attempt)},
+        owners=pods.owner("ModelDeployment", s.name, s.uid),
+        command=["enginefleet", "verify"],
+        env=[
+            pods.request_env(request.model_dump_json(by_alias=True, exclude_none=True)),
+            *pods.credentials("STORE", s.store.read_credentials_secret_ref or s.store.credentials_secret_ref),
+        ],
+        resources=pods.without_devices(settings.resources),
+        deadline=VERIFY_DEADLINE,
+        ttl=s.settings.job_ttl,
+        **_preparing(s, hardware_class),
+    )
+
+
+def _preparing(s: Snapshot, hardware_class: HardwareClass) -> dict[str, Any]:
+    """Image and place of a pod that needs none of the class's devices."""
+    runtime, settings = hardware_class.spec.runtime, hardware_class.spec.prepare
+    return {
+        "image": settings.image or s.settings.prepare_image or runtime.image,
+        "node_selector": settings.node_selector or hardware_class.spec.node_selector.match_labels,
+        "affinity": None,
+        "tolerations": runtime.tolerations,
+        # of the class's nodes; others may not have it
+        "runtime_class": "" if settings.node_selector else runtime.runtime_class_name,
+    }
 
 
 def _sight(hardware_class: HardwareClass) -> tuple[dict[str, str], ...]:

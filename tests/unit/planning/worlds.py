@@ -36,6 +36,7 @@ from enginefleet_operator.planning.model import (
     Snapshot,
     StartBuild,
     StartPrepare,
+    StartVerify,
     Workload,
     WriteBuildStatus,
 )
@@ -164,6 +165,8 @@ def apply(s: Snapshot, plan: Plan) -> Snapshot:
                         Job(a.job, f"uid-{a.job}", "build", a.attempt, build=a.build, context=a.judge.context if a.judge else ""),
                     ),
                 )
+            case StartVerify():
+                s = replace(s, jobs=(*s.jobs, Job(a.job, f"uid-{a.job}", "verify", a.attempt)))
             case WriteBuildStatus():
                 done = [replace(b, status=EngineBuildStatus.model_validate(a.status)) if b.name == a.name else b for b in s.builds]
                 s = replace(s, builds=tuple(done))
