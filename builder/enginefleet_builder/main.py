@@ -17,7 +17,16 @@ from typing import Annotated, Any, Literal
 import typer
 
 from enginefleet_api.errors import EngineFleetError
-from enginefleet_api.jobs import REQUEST_VARIABLE, BuildRequest, FetchRequest, PrepareRequest, ProbeRequest, RuntimeCheckRequest, StoreRef
+from enginefleet_api.jobs import (
+    REQUEST_VARIABLE,
+    BuildRequest,
+    FetchRequest,
+    PrepareRequest,
+    ProbeRequest,
+    RuntimeCheckRequest,
+    StoreRef,
+    VerifyRequest,
+)
 
 from . import by_hand, shell
 from .io import Progress, failed, termination_log, write_termination
@@ -317,6 +326,19 @@ def fetch(request: RequestFile = None, as_json: AsJson = False) -> None:
 
     def work(progress: Progress) -> Any:
         from .fetch import fetch as job
+
+        return job(wanted, progress)
+
+    _done(shell.run(work, timeout_seconds=wanted.timeout_seconds, as_json=as_json))
+
+
+@app.command()
+def verify(request: RequestFile = None, as_json: AsJson = False) -> None:
+    """Look whether published engines are in the store as they were published."""
+    wanted = _request(VerifyRequest, request, None, as_json)
+
+    def work(progress: Progress) -> Any:
+        from .verify import verify as job
 
         return job(wanted, progress)
 

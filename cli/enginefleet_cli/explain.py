@@ -227,7 +227,7 @@ def node_tree(seen: View) -> Tree:
 def _add_conditions(root: Tree, said: Sequence[View]) -> None:
     for one in said:
         held = one["status"] == "True"
-        good = held if one["type"] not in ("Stalled", "Reconciling", "ServingStale") else not held
+        good = held if one["type"] not in ("Stalled", "Reconciling", "ServingStale", "BelowGate") else not held
         age = f" for {one['for']}" if one["for"] else ""
         root.add(
             f"[{'green' if good else 'yellow'}]{escape(one['type'])} {one['status']}[/]{age}  {escape(one['reason'])}: {escape(one['message'])}".rstrip(

@@ -47,6 +47,7 @@ def view(mdep: Object, nodes: Sequence[Object], pods: Sequence[Object], now: flo
         "rollout": status.get("rollout", ""),
         "precision": status.get("precision", ""),
         "stale": say["ServingStale"]["message"] if say.get("ServingStale", {}).get("status") == "True" else "",
+        "belowGate": say["BelowGate"]["message"] if say.get("BelowGate", {}).get("status") == "True" else "",
         "classes": [_class(mdep, one, nodes, pods, now) for one in status.get("classes", ())],
     }
 
@@ -127,6 +128,8 @@ def tree(seen: View) -> Tree:
         root.add(escape(seen["summary"]))
     if seen["stale"]:
         root.add(f"[yellow]{escape(seen['stale'])}[/]")
+    if seen["belowGate"]:
+        root.add(f"[yellow]does not pass its gate: {escape(seen['belowGate'])}[/]")
     if not seen["upToDate"]:
         root.add("[yellow]The operator has not looked at the spec as it stands now.[/]")
     for one in seen["classes"]:

@@ -177,6 +177,29 @@ def identify(facts: Mapping[str, Json]) -> str:
     return fingerprint_id(facts)
 
 
+def judged_context(context: Mapping[str, Json], facts: Mapping[str, Json]) -> dict[str, str]:
+    """What of a host's context an engine is judged anew for when it changes, as far as it is told.
+
+    `facts`: of the device. The driver computes what runs on a GPU, and a power mode clocks all of a board; of a kernel's or an operating
+    system's patch release neither is known, and they come every few weeks.
+    """
+    names = ("nvidiaDriver", "powerMode") if runs_on_gpu(facts) else ("powerMode",)
+    return {name: str(context[name]) for name in names if context.get(name) is not None}
+
+
+def context_key(judged: Mapping[str, str]) -> str:
+    """`ctx-<10 hex>` of what judged_context tells; "" of nothing."""
+    return "ctx-" + sha256_hex(canonical_json({"schema": 1, "context": judged}))[:10] if judged else ""
+
+
+CONTEXT_WORDS = {"nvidiaDriver": "NVIDIA driver", "powerMode": "power mode"}
+
+
+def context_words(judged: Mapping[str, str]) -> str:
+    """`NVIDIA driver 550.54.14, power mode 2 (MAXN)`."""
+    return ", ".join(f"{CONTEXT_WORDS.get(name, name)} {value}" for name, value in judged.items())
+
+
 def unknowns(facts: Json, path: str = "") -> list[str]:
     """Paths of the facts that are unknown (null), like jetson.module."""
     if isinstance(facts, Mapping):

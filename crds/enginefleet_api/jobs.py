@@ -148,9 +148,13 @@ class PrepareReport(Contract):
 
 
 class BuildRequest(Contract):
-    """Build or adopt one engine, then judge it. Also what `judge` takes."""
+    """Build or adopt one engine, then judge it. Also what `judge` takes.
 
-    kind: Literal["Build"] = "Build"
+    `Judge`: judge `blob`, an engine that is published, in another context than before. Its verdict is recorded beside those that decide whether
+    the engine may be loaded, and is none of them.
+    """
+
+    kind: Literal["Build", "Judge"] = "Build"
     name: str = ""
     """For people: namespace/name of the ModelDeployment, by hand what its manifest says; servers call the model by the last part."""
     engine_key: str
@@ -176,7 +180,10 @@ class BuildRequest(Contract):
     store: StoreRef
     holder: str
     node: str = ""
+    blob: str = ""
+    """The engine to judge, of kind Judge."""
     context: dict[str, Any] = Field(default_factory=dict)
+    """Of the node, as far as it is known before the Job runs; see hostfiles.context."""
     timeout_seconds: int = 3600
     claim_seconds: int = 120
     memory_reserve: str = ""
@@ -199,6 +206,8 @@ class BuildReport(Contract):
     latency: list[Latency] = Field(default_factory=list)
     speedup: str | None = None
     """Against the FP32 partner, where one was given."""
+    context: dict[str, str] = Field(default_factory=dict)
+    """In which the verdict was reached, as far as it tells; see fingerprint.judged_context."""
     durations: dict[str, str] = Field(default_factory=dict)
     warnings: list[str] = Field(default_factory=list)
 
@@ -255,6 +264,33 @@ class FetchReport(Contract):
     seconds: str = ""
 
 
+class PublishedEngine(Contract):
+    """What pods would fetch."""
+
+    engine_key: str
+    gate_key: str
+    blob: str
+    size: int
+
+
+class VerifyRequest(Contract):
+    """Look whether published engines are in the store as they were published."""
+
+    kind: Literal["Verify"] = "Verify"
+    engines: Annotated[list[PublishedEngine], Field(min_length=1, max_length=25)]
+    """As many as the report has room for, if all of them are lost."""
+    store: StoreRef
+    timeout_seconds: int = 3600
+
+
+class VerifyReport(Contract):
+    kind: Literal["Verify"] = "Verify"
+    verified: int
+    lost: dict[str, str] = Field(default_factory=dict)
+    """Blob → reason, as a fetch would give it: ObjectMissing, BlobDamaged, NotProven …"""
+    seconds: str = ""
+
+
 class RuntimeCheckRequest(Contract):
     kind: Literal["RuntimeCheck"] = "RuntimeCheck"
     backend: str
@@ -300,7 +336,7 @@ class Termination(Contract):
     """The envelope of every termination message: exactly one of report or failure."""
 
     schema_version: Literal[1] = 1
-    report: PrepareReport | BuildReport | ProbeReport | FetchReport | None = Field(default=None, discriminator="kind")
+    report: PrepareReport | BuildReport | ProbeReport | FetchReport | VerifyReport | None = Field(default=None, discriminator="kind")
     failure: JobFailure | None = None
 
     def to_message(self, limit: int = REPORT_LIMIT) -> str:

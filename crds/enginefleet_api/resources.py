@@ -51,11 +51,11 @@ __all__ = [
     "AccuracyAcceptance", "AttemptState", "Benchmark", "BuildSettings", "Builds", "Calibration", "Canary", "ClassFingerprint",
     "ClassStatus", "Condition", "CountOrPercent", "Decoder", "Dla", "Endpoint", "EngineBuildSpec", "EngineBuildStatus", "EngineStoreSpec",
     "EngineStoreStatus", "Exclude", "ExpectedBaseline", "FailureRecord", "FingerprintStatus", "FreeObject", "HardwareClassSpec",
-    "HardwareClassStatus", "Host", "IdentitySettings", "Image", "InputSpec", "LabelSelector", "LocalRef", "Model", "ModelDeploymentSpec",
+    "HardwareClassStatus", "Host", "IdentitySettings", "Image", "InputSpec", "JudgedContext", "LabelSelector", "LocalRef", "Model", "ModelDeploymentSpec",
     "ModelDeploymentStatus", "ModelExport", "NodeCounts", "NodeEngine", "NodeFingerprintSpec", "NodeFingerprintStatus", "NodeTrouble", "Observation",
     "OnDevice", "OperatingPoint", "OptionalImage", "Percent", "PrepareSettings", "Preprocessing", "ProbeState", "ProbedRuntime", "Profile", "PythonMetric",
-    "Resolved", "Rollout", "RolloutStatus", "Runtime", "SecretKeyRef", "Serving", "Shape", "Signing", "SpeedAcceptance", "Subgroups", "Target", "Text",
-    "Trust", "Uri", "Validation", "Window",
+    "Resolved", "Rollout", "RolloutStatus", "Runtime", "SecretKeyRef", "Serving", "Shape", "Signing", "SpeedAcceptance", "StoreCheck", "Subgroups", "Target",
+    "Text", "Trust", "Uri", "Validation", "Window",
 ]  # fmt: skip
 
 
@@ -210,6 +210,16 @@ class ClassStatus(Contract):
     failing_nodes: Annotated[list[NodeTrouble], Field(max_length=20)] = Field(default_factory=list)
 
 
+class StoreCheck(Contract):
+    """The last look at whether the engines that may serve are in the store as they were published."""
+
+    at: str = ""
+    verified: int = 0
+    lost: Annotated[list[str], Field(max_length=25)] = Field(default_factory=list)
+    """`<EngineBuild>: <reason>` of those that were not: they are built again."""
+    attempt: AttemptState | None = None
+
+
 class ModelDeploymentStatus(Contract):
     observed_generation: int = -1
     summary: str = ""
@@ -228,6 +238,7 @@ class ModelDeploymentStatus(Contract):
     prepare: AttemptState | None = None
     prepare_inputs_key: str = ""
     """The inputs that `prepare` is about."""
+    store_check: StoreCheck | None = None
     classes: Annotated[list[ClassStatus], list_map("name")] = Field(default_factory=list)
     conditions: Annotated[list[Condition], list_map("type")] = Field(default_factory=list)
 
@@ -538,6 +549,22 @@ class EngineBuildSpec(Contract):
     RULES = (Rule("self == oldSelf", "an EngineBuild does not change: delete it, and the operator makes another one"),)
 
 
+class JudgedContext(Contract):
+    """A context (driver, power mode) of nodes of the fingerprint, and how the published engine was judged there."""
+
+    key: str
+    facts: dict[str, str] = Field(default_factory=dict)
+    answer: Literal["", "Pass", "Fail", "Inconclusive", "Assumed"] = ""
+    """Empty: not judged yet. Assumed: it served there before contexts were looked at."""
+    reasons: list[str] = Field(default_factory=list)
+    at: str = ""
+    node: str = ""
+    attempt: AttemptState | None = None
+    """Of the Jobs that judge it again; none for the context in which it was built."""
+    message: str = ""
+    """While it is not judged: what it waits for."""
+
+
 class EngineBuildStatus(Contract):
     phase: Literal["", "Waiting", "Building", "Passed", "Failed", "Inconclusive"] = ""
     node: str = ""
@@ -550,6 +577,8 @@ class EngineBuildStatus(Contract):
     latency: list[dict[str, Any]] = Field(default_factory=list)
     speedup: str = ""
     """Against FP32, measured beside it; empty: not measured."""
+    contexts: Annotated[list[JudgedContext], list_map("key", max_length=20)] = Field(default_factory=list)
+    """In which the engine was judged, the newest last."""
     paused_for: str = ""
     """uid of the Job for which a serving pod made way: that is done once for a Job."""
     durations: dict[str, str] = Field(default_factory=dict)

@@ -271,6 +271,7 @@ async def run(arguments: argparse.Namespace) -> int:
         leave_grace=arguments.leave_grace,
         prepare_image=arguments.prepare_image,
         tables=arguments.tables,
+        check_hours=arguments.check_hours,
     )
     timing = Timing(duration=arguments.lease_seconds, deadline=arguments.lease_seconds * 2 / 3, renew=arguments.lease_seconds / 3)
     async with (
@@ -324,6 +325,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--tables",
         default=env.get("ENGINEFLEET_TABLES_CONFIGMAP", Settings().tables),
         help="name of the ConfigMap that prepare and build Jobs mount from their namespace where it is there (empty: none is mounted)",
+    )
+    parser.add_argument(
+        "--check-hours",
+        type=float,
+        default=float(env.get("ENGINEFLEET_CHECK_HOURS", str(Settings().check_hours))),
+        help="hours between two looks at whether published engines are in the store as they were published; 0: none",
     )
     parser.add_argument(
         "--leave-grace",

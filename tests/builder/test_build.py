@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from enginefleet_api import fingerprint
-from enginefleet_api.documents import Answer
+from enginefleet_api.documents import Answer, Verdict
 from enginefleet_api.errors import EngineFleetError, EnvironmentFault, PermanentError, TransientFault
 from enginefleet_api.jobs import BuildReport, BuildRequest, EngineManifest, FetchRequest, PrepareReport, Source
 from enginefleet_api.resources import AccuracyAcceptance, Benchmark, SpeedAcceptance
@@ -26,7 +26,7 @@ from enginefleet_builder.main import app
 from enginefleet_builder.report.job import make_report
 from enginefleet_builder.store import claims, layout
 from tests.builder.models import classifier
-from tests.builder.support import Bench
+from tests.builder.support import Bench, Undisturbed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -78,6 +78,41 @@ def test_another_gate_judges_the_same_engine_again_without_building(bench: Bench
     assert built.blob == second.blob
     assert ["top1 1.0000 is at least the minimum 0.9900"] == second.reasons
     assert len(bench.records.builds(bench.build_request(prepared).engine_key)) == 1
+
+
+def test_judged_in_another_context_the_answer_is_recorded_and_refuses_nobody(
+    bench: Bench, prepared: PrepareReport, built: BuildReport
+) -> None:
+    """The engine fails there, as nothing runs in so short a time; elsewhere it is served as before."""
+    context = {"powerMode": "1 (15W)", "kernel": "6.8.0"}
+    request = bench.build_request(prepared)
+    strict = Benchmark(batch_sizes=[1], acceptance=SpeedAcceptance(p95="0.0001ms"))
+    again = request.model_copy(update={"kind": "Judge", "blob": built.blob, "context": context, "benchmark": strict, "node": "n1"})
+    report = judge(again, Progress(), Undisturbed())
+    assert (report.answer, report.adopted, report.blob) == (Answer.FAIL, True, built.blob)
+    assert report.context == {"powerMode": "1 (15W)"}
+    standing = bench.records.newest_verdict(request.engine_key, request.gate_key)
+    assert standing is not None
+    assert standing[1].answer == Answer.PASS
+    (key,) = [key for key in bench.records.store.list(f"engines/{request.engine_key}/contexts/") if key.endswith(".json")]
+    stored = bench.records.store.get(key)
+    assert stored is not None
+    verdict = Verdict.model_validate_json(stored.body)
+    assert (verdict.answer, verdict.context, verdict.blob, verdict.node) == (Answer.FAIL, context, built.blob, "n1")
+    # and a build Job of another site takes the verdict that decides
+    assert bench.build(prepared).answer == Answer.PASS
+
+
+@pytest.mark.parametrize("damage", ["missing", "damaged"])
+def test_an_engine_that_is_to_be_judged_again_and_is_lost_is_told_by_its_name(
+    bench: Bench, prepared: PrepareReport, built: BuildReport, damage: str
+) -> None:
+    path = blob_path(bench, built)
+    path.unlink() if damage == "missing" else path.write_bytes(b"x" * path.stat().st_size)
+    request = bench.build_request(prepared).model_copy(update={"kind": "Judge", "blob": built.blob})
+    with pytest.raises(PermanentError) as caught:
+        judge(request, Progress())
+    assert caught.value.reason == {"missing": "ObjectMissing", "damaged": "BlobDamaged"}[damage]
 
 
 def test_inconclusive_is_never_final(bench: Bench, prepared: PrepareReport) -> None:

@@ -91,6 +91,18 @@ def adopt(work: Work) -> Engine | None:
     return None
 
 
+def published(work: Work, blob: str) -> Engine:
+    """This very engine, read from the store. Raises ObjectMissing, BlobDamaged: it is not there any more as it was published."""
+    records = work.records
+    record = records.build(work.request.engine_key, blob)
+    if record is None:
+        raise ObjectMissing(work.request.store.uri, layout.build(work.request.engine_key, blob))
+    path = work.folder / "engine"
+    work.progress("read the engine")
+    records.fetch_blob(blob, path, size=record.size, progress=work.progress)
+    return Engine(record, path, adopted=True)
+
+
 def adopt_or_build(work: Work) -> Engine:
     """Raises ClaimHeld when another builder is at it for too long, and whatever building raises."""
     waiting_since = time.monotonic()

@@ -8,6 +8,7 @@ from pathlib import Path
 from enginefleet_api.base import quantity
 from enginefleet_api.documents import Verdict
 from enginefleet_api.errors import PermanentError
+from enginefleet_api.fingerprint import judged_context
 from enginefleet_api.jobs import BuildReport, BuildRequest
 
 from ..backends.registry import backend_for
@@ -17,7 +18,7 @@ from ..store import open_store
 from ..store.records import Records
 from .device import check_cross, check_here
 from .elsewhere import leave_open
-from .engine import Engine, Work, adopt, adopt_or_build
+from .engine import Engine, Work, adopt, adopt_or_build, published
 from .judging import judge_engine
 from .watch import Watch, watch_for
 
@@ -38,10 +39,13 @@ def build(request: BuildRequest, progress: Progress, watch: Watch | None = None)
 
 
 def judge(request: BuildRequest, progress: Progress, watch: Watch | None = None) -> BuildReport:
-    """Judge an engine that is in the store, whatever verdicts stand; `watch` as in build. Raises PermanentError `EngineMissing`."""
+    """Judge an engine that is in the store, whatever verdicts stand; `watch` as in build.
+
+    Raises PermanentError `EngineMissing`, and where one engine is named (kind Judge) `ObjectMissing`, `BlobDamaged`.
+    """
     with tempfile.TemporaryDirectory(prefix="judge-") as folder:
         work = _begin(request, Path(folder), progress, watch)
-        engine = adopt(work)
+        engine = published(work, request.blob) if request.kind == "Judge" else adopt(work)
         if engine is None:
             damaged = f" ({'; '.join(work.warnings)})" if work.warnings else ""
             message = f"no sound engine of the key {request.engine_key} is in the store{damaged}."
@@ -79,6 +83,7 @@ def _report(work: Work, engine: Engine, verdict: Verdict) -> BuildReport:
         accuracy=verdict.accuracy and verdict.accuracy.headline(),
         latency=[item.headline() for item in verdict.latency],
         speedup=verdict.speedup and verdict.speedup.speedup,
+        context=judged_context(verdict.context, work.request.facts),
         durations=work.durations,
         warnings=work.warnings,
     )

@@ -59,7 +59,8 @@ def judge_engine(work: Work, engine: Engine) -> Verdict:
                 speed = measure_speed(work, session, dataset, idle)
         verdict = _verdict(work, engine, measured, speed, {name: took for name, took in durations.items() if name not in done})
         progress("publish the verdict")
-        key = work.records.add_verdict(verdict)
+        # in a context of its own it says nothing of others: no pod elsewhere may be refused for it
+        key = work.records.add_verdict(verdict, decides=request.kind != "Judge")
         write_report(work, engine, key, verdict, dataset)
     return verdict
 

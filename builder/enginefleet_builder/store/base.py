@@ -101,6 +101,13 @@ class Store(ABC):
         """
 
     @abstractmethod
+    def verify(self, key: str, scratch: Path, *, sha256: str, size: int) -> None:
+        """Raises ObjectMissing, BlobDamaged when the object is not there with these bytes, or TransientFault. `scratch`: a folder.
+
+        What the store itself keeps a digest of need not be read for that.
+        """
+
+    @abstractmethod
     def now(self) -> float:
         """Seconds since the epoch by the store's clock: claims are compared across machines whose clocks may be wrong."""
 

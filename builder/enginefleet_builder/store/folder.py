@@ -71,6 +71,12 @@ class FolderStore(Store):
         found = (path.relative_to(self.root).as_posix() for path in start.rglob("*") if path.is_file())
         yield from sorted(key for key in found if key.startswith(prefix) and not key.startswith(PRIVATE + "/"))
 
+    def verify(self, key: str, scratch: Path, *, sha256: str, size: int) -> None:  # noqa: ARG002
+        path = self._path(key)
+        if not path.is_file():
+            raise ObjectMissing(self.name, key)
+        verify(key, sha256_of(path), path.stat().st_size, sha256, size)
+
     def download(self, key: str, path: Path, *, sha256: str = "", size: int | None = None, progress: Progress | None = None) -> str:
         source, digest, done = self._path(key), hashlib.sha256(), 0
         partial = path.with_name(path.name + ".partial")

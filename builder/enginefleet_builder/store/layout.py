@@ -67,6 +67,11 @@ def verdict(engine_key: str, gate_key: str, digest: str, time: str, holder: str)
     return f"{verdicts(engine_key, gate_key)}{digest_hex(digest)}-{_compact(time)}-{_holder(holder)}.json"
 
 
+def context_verdict(engine_key: str, gate_key: str, digest: str, time: str, holder: str) -> str:
+    """A verdict about a published engine in another context: none of those that decide, which are below `verdicts`."""
+    return verdict(engine_key, gate_key, digest, time, holder).replace("/verdicts/", "/contexts/", 1)
+
+
 def verdict_order(key: str) -> tuple[str, str]:
     """What verdicts are ordered by, oldest first: time, then the rest of the name."""
     name = key.rpartition("/")[2]

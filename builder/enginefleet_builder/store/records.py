@@ -81,9 +81,10 @@ class Records:
         last = max(map(layout.verdict_seconds, self.store.list(layout.gates(engine_key))), default=0.0)
         return layout.timestamp(max(self.store.now(), last + 2e-6))
 
-    def add_verdict(self, verdict: Verdict) -> str:
-        """Append; the key it stands under. `verdict.time` has the form of `layout.timestamp`."""
-        key = layout.verdict(verdict.engine_key, verdict.gate_key, verdict.blob, verdict.time, verdict.holder)
+    def add_verdict(self, verdict: Verdict, *, decides: bool = True) -> str:
+        """Append; the key it stands under. `verdict.time` has the form of `layout.timestamp`. `decides`: whether the engine may be loaded."""
+        place = layout.verdict if decides else layout.context_verdict
+        key = place(verdict.engine_key, verdict.gate_key, verdict.blob, verdict.time, verdict.holder)
         if not self._put_document(key, verdict):
             raise TransientFault(
                 "VerdictExists", f"{key} is there already: two verdicts of one holder in the same microsecond.", "It is judged again."

@@ -16,7 +16,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from enginefleet_api.errors import PermanentError, TransientFault
 from enginefleet_builder.io import Progress
 
-from .base import SMALL_OBJECT_LIMIT, Body, ObjectMissing, Store, Stored, check_key, sha256_of
+from .base import SMALL_OBJECT_LIMIT, Body, ObjectMissing, Store, Stored, check_key, sha256_of, verify
 from .client import classify, delay, is_missing, is_precondition
 from .download import download_object
 
@@ -155,7 +155,22 @@ class S3Store(Store):
 
     def head(self, key: str) -> tuple[int, str]:
         """Size and etag; raises ObjectMissing."""
-        place: Any = {"Bucket": self._bucket, "Key": self._key(key)}
+        answer = self._head(key)
+        return answer["ContentLength"], answer["ETag"]
+
+    def verify(self, key: str, scratch: Path, *, sha256: str, size: int) -> None:
+        answer = self._head(key, ChecksumMode="ENABLED")
+        told = answer.get("ChecksumSHA256", "")
+        # of an object that was written in parts it is a digest of the parts' digests
+        if answer["ContentLength"] == size and told and "-" not in told:
+            verify(key, base64.b64decode(told).hex(), size, sha256, size)
+        else:
+            path = scratch / "verified"
+            self.download(key, path, sha256=sha256, size=size)
+            path.unlink()
+
+    def _head(self, key: str, **asked: Any) -> Any:
+        place: Any = {"Bucket": self._bucket, "Key": self._key(key)} | asked
         try:
             try:
                 answer: Any = self.attempt(lambda: self._client.head_object(**place))
@@ -169,7 +184,7 @@ class S3Store(Store):
             if is_missing(error):
                 raise ObjectMissing(self.name, key) from error
             raise classify(error, self.name) from error
-        return answer["ContentLength"], answer["ETag"]
+        return answer
 
     def list(self, prefix: str) -> Iterator[str]:
         token: dict[str, str] = {}

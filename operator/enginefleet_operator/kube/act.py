@@ -25,6 +25,7 @@ from ..planning.model import (
     StartBuild,
     StartPrepare,
     StartProbe,
+    StartVerify,
     WriteBuildStatus,
     WriteEngines,
     WriteObservations,
@@ -70,6 +71,8 @@ async def _act_model(client: ApiClient, snapshot: Snapshot, action: Action) -> N
             await _create(client, manifests.engine_build(snapshot, action))
         case StartBuild():
             await _create(client, manifests.build_job(snapshot, action))
+        case StartVerify():
+            await _create(client, manifests.verify_job(snapshot, action))
         case CreateWorkload():
             await _create(client, manifests.workload(snapshot, action))
         case KeepRevision():

@@ -26,7 +26,10 @@ async def with_builds(client: ApiClient, nodes: Mapping[str, NodeView], snapshot
     jobs, _ = await client.list(JOBS, label_selector=selector, project=_job)
     pods, _ = await client.list(PODS, label_selector=selector, project=_placed)
     placed = dict(pods)
-    running = tuple(RunningBuild(job[1], job[2], placed.get(job[0], "")) for job in jobs if job is not None)
+    # one that only judges again, and has no place, must not keep others from being built: it may wait for an approval
+    running = tuple(
+        RunningBuild(job[1], job[2], placed.get(job[0], "")) for job in jobs if job is not None and (placed.get(job[0]) or not job[3])
+    )
     starts = [action for action in plan.actions if isinstance(action, StartBuild)]
     candidates = [_of_its_kind(nodes, action) for action in starts]
     taken = await occupancy(client, {name for names in candidates for name in names})
@@ -69,13 +72,14 @@ def _of_its_kind(nodes: Mapping[str, NodeView], action: StartBuild) -> list[str]
     return sorted(name for name, view in nodes.items() if view.labels.get(key) == action.spec.fingerprint and view.ready)[:MOST]
 
 
-def _job(job: Object) -> tuple[str, str, str] | None:
-    """(uid, class, ModelDeployment) of a Job that has not ended."""
+def _job(job: Object) -> tuple[str, str, str, bool] | None:
+    """(uid, class, ModelDeployment, whether it only judges) of a Job that has not ended."""
     if ended(job):
         return None
     meta = job["metadata"]
     have = meta.get("labels", {})
-    return meta["uid"], have.get(labels.HARDWARE_CLASS, ""), f"{meta['namespace']}/{have.get(labels.MODEL_DEPLOYMENT, '')}"
+    model = f"{meta['namespace']}/{have.get(labels.MODEL_DEPLOYMENT, '')}"
+    return meta["uid"], have.get(labels.HARDWARE_CLASS, ""), model, labels.CONTEXT in meta.get("annotations", {})
 
 
 def _placed(pod: Object) -> tuple[str, str]:

@@ -158,6 +158,7 @@ def job(obj: Object, pods: Iterable[Object]) -> Job:
         failure=failure,
         image_id=next((c.get("imageID", "") for c in (last or {}).get("status", {}).get("containerStatuses", ())), ""),
         waiting=waiting(last) if not how and last is not None else None,
+        context=notes.get(labels.CONTEXT, ""),
     )
 
 

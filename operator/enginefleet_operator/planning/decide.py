@@ -7,8 +7,10 @@ from typing import Any
 
 from . import pausing, stages, status
 from .model import Action, CreateBuild, Event, Plan, Snapshot, StartPrepare
+from .rejudging import rejudge
 from .serving import arrivals, serving
 from .serving import wakes as serving_wakes
+from .verifying import Verified, verify
 
 
 def decide(s: Snapshot, now: float) -> Plan:
@@ -22,10 +24,12 @@ def decide(s: Snapshot, now: float) -> Plan:
     wakes: list[float] = []
     prepared: stages.Prepared | None = None
     stage = stages.BuildStage((), {})
+    checked = Verified(stage, s.status.store_check)
     if not problems:
         prepared = stages.prepare(s, (), now)
         if prepared.resolved is not None:
-            stage = stages.builds(s, prepared.resolved, now)
+            checked = verify(s, rejudge(s, stages.builds(s, prepared.resolved, now), now), now)
+            stage = checked.stage
             if stage.needs:
                 prepared = stages.prepare(s, stage.needs, now)
         actions += prepared.actions
@@ -36,7 +40,8 @@ def decide(s: Snapshot, now: float) -> Plan:
         if prepared.resolved is not None:
             actions += [CreateBuild(w.name, w.spec) for w in stages.missing_builds(s, stage)]
             actions += stage.actions
-            actions += stage.start
+            actions += stages.written(s, stage)
+            actions += [*stage.start, *checked.start]
             actions += stages.obsolete_builds(s, stage)
             events += stage.events
             wakes += [stage.wake_at] if stage.wake_at is not None else []
@@ -64,6 +69,7 @@ def decide(s: Snapshot, now: float) -> Plan:
         wakes += [one.wake_at] if one.wake_at is not None else []
     events += [event for one in served.classes for event in one.events]
     new_status, transitions = status.model_status(s, problems, prepared, stage, served, pauses, now)
+    new_status = new_status.model_copy(update={"store_check": checked.record})
     events += transitions
     changed: Mapping[str, Any] | None = new_status.to_json_dict()
     if changed == s.status.to_json_dict():

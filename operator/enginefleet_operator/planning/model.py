@@ -9,7 +9,7 @@ from typing import Any
 from enginefleet_api import fingerprint
 from enginefleet_api.errors import FailureClass
 from enginefleet_api.flavours import ONNXRUNTIME
-from enginefleet_api.jobs import BuildReport, PrepareReport, ProbeReport
+from enginefleet_api.jobs import BuildReport, PrepareReport, ProbeReport, PublishedEngine, VerifyReport
 from enginefleet_api.resources import (
     EngineBuildSpec,
     EngineBuildStatus,
@@ -39,6 +39,8 @@ class Settings:
     """Seconds for which a node that no longer matches its class keeps its labels: discovery restarts, labels come back."""
     prepare_image: str = ""
     """Image of prepare Jobs whose class names none; "": the class's runtime image."""
+    check_hours: float = 24.0
+    """Hours between two looks at whether published engines are in the store as they were published; 0: none."""
     tables: str = "enginefleet-tables"
     """Name of the ConfigMaps whose files replace the builder's tables, each for Jobs of its namespace; "": none is mounted."""
 
@@ -117,11 +119,13 @@ class Job:
     node: str = ""
     created: float = 0.0
     ended: float = 0.0
-    report: PrepareReport | BuildReport | ProbeReport | None = None
+    report: PrepareReport | BuildReport | ProbeReport | VerifyReport | None = None
     failure: Failure | None = None
     image_id: str = ""
     waiting: tuple[str, str] | None = None
     """(reason, message) when its pod can't start."""
+    context: str = ""
+    """Of a build Job that only judges: the context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +302,15 @@ class CreateBuild:
 
 
 @dataclass(frozen=True, slots=True)
+class Judge:
+    """A published engine, to be judged in a context that `nodes` are in."""
+
+    context: str
+    blob: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StartBuild:
     job: str
     attempt: int
@@ -308,6 +321,17 @@ class StartBuild:
     """Nodes where it failed last for reasons of their own."""
     node: str = ""
     """The node it runs on; "": where the scheduler finds room."""
+    judge: Judge | None = None
+    """Only judge: nothing is built."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartVerify:
+    """Look whether these engines are in the store as they were published."""
+
+    job: str
+    attempt: int
+    engines: tuple[PublishedEngine, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,6 +434,7 @@ Action = (
     StartPrepare
     | CreateBuild
     | StartBuild
+    | StartVerify
     | CreateWorkload
     | KeepRevision
     | RestoreWorkload

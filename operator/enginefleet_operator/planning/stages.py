@@ -15,7 +15,7 @@ from enginefleet_api.errors import FailureClass
 from enginefleet_api.fields import LabelSelector
 from enginefleet_api.fingerprint import cross_capability
 from enginefleet_api.identity import object_name, short_hash
-from enginefleet_api.jobs import BuildReport, PrepareReport
+from enginefleet_api.jobs import BuildReport, PrepareReport, VerifyReport
 from enginefleet_api.resources import (
     AttemptState,
     EngineBuildSpec,
@@ -28,7 +28,7 @@ from enginefleet_api.resources import (
 )
 from enginefleet_api.variants import Variant
 
-from . import pausing, queue, requests, retry, support, templates, windows
+from . import contexts, pausing, queue, requests, retry, support, templates, windows
 from .ladder import Ladder, climb
 from .model import (
     Action,
@@ -184,7 +184,7 @@ class Attempt:
     start: str = ""
     number: int = 0
     running: Job | None = None
-    report: PrepareReport | BuildReport | None = None
+    report: PrepareReport | BuildReport | VerifyReport | None = None
     failed: Failure | None = None
     """Set when this pass saw the failure first."""
     drop: Job | None = None
@@ -244,14 +244,15 @@ def attempt(s: Snapshot, jobs: list[Job], state: AttemptState | None, stem: str,
         )
         after = retry.after_failure(state, name, failure, now, s.settings.retry_base)
         return Attempt(after, failed=failure, drop=current, wake_at=retry.due_at(after))
-    if current.failure is None and isinstance(current.report, PrepareReport | BuildReport):
+    if current.failure is None and isinstance(current.report, PrepareReport | BuildReport | VerifyReport):
         return Attempt(retry.after_success(state, name), report=current.report)
     failure = current.failure or Failure(FailureClass.TRANSIENT, "ReportMissing", f"Job {name} ended without a readable report.")
     after = retry.after_failure(state, name, failure, now, s.settings.retry_base)
     return Attempt(after, failed=failure, wake_at=retry.due_at(after))
 
 
-def _drop(found: Attempt) -> tuple[Action, ...]:
+def dropped(found: Attempt) -> tuple[Action, ...]:
+    """What ends the Job that is given up."""
     return (Delete("Job", found.drop.name, found.drop.uid, "its node is lost"),) if found.drop is not None else ()
 
 
@@ -341,7 +342,7 @@ def prepare(s: Snapshot, needs: tuple[Need, ...], now: float) -> Prepared:
     found = attempt(s, [j for j in jobs if j.inputs_key == key], state, f"{s.name}-prepare", (key,), now)
     if found.start and orphans(s, "prepare", "", now):
         found = Attempt(found.state)  # its end is an event that brings us back
-    outdated += _drop(found)
+    outdated += dropped(found)
     events: tuple[Event, ...] = ()
     if found.start:
         events = (Event("PrepareStarted", f"Job {found.start} prepares the model (attempt {found.number})."),)
@@ -578,16 +579,15 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
     before = [climb(order, made, want, {b.name: b.status for b in present.values()}, serving) for made, want in wants]
     wanted = [rung.want for ladder in before for rung in ladder.rungs if rung.want is not None]
     # two classes that share hardware, image and gate want the same engine: one Job builds, the other adopts after it
-    busy: set[str] = {j.build for j in s.jobs if j.role == "build" and j.active}
+    busy: set[str] = {j.build for j in s.jobs if j.role == "build" and j.active and not j.context}
     busy_keys = {present[name].spec.engine_key for name in busy if name in present}
     statuses: dict[str, EngineBuildStatus] = {}
     actions: list[Action] = []
     events: list[Event] = []
     start: list[StartBuild] = []
-    running = _running(s)
+    running = running_builds(s)
     wakes: list[float] = []
     cramped: list[pausing.Cramped] = []
-    paused = pausing.paused_nodes(s)
     for want in wanted:
         build = present.get(want.name)
         if build is None:
@@ -596,7 +596,12 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
         if s.annotations.get(labels.RETRY, "") not in ("", status.retry_token):
             phase = status.phase if status.phase == "Passed" else "Waiting"
             status = status.model_copy(
-                update={"build": retry.reset(status.build), "retry_token": s.annotations.get(labels.RETRY, ""), "phase": phase}
+                update={
+                    "build": retry.reset(status.build),
+                    "contexts": contexts.again(status.contexts),
+                    "retry_token": s.annotations.get(labels.RETRY, ""),
+                    "phase": phase,
+                }
             )
         last = status.build.last_failure if status.build is not None else None
         # in the pass in which the refresh is done: an operator that dies before it is written down does it again
@@ -604,19 +609,17 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
             status = status.model_copy(update={"build": retry.reset(status.build), "phase": "Waiting"})
         lost = _lost(s, want, status)
         if lost:
-            events.append(Event("EngineLost", f"{want.name}: {lost}; building again.", warning=True))
-            status = status.model_copy(update={"phase": "Waiting", "engine": None, "message": lost})
+            status, event = lost_engine(want, status, lost)
+            events.append(event)
         if status.phase != "Passed" and (status.phase != "Failed" or not retry.is_permanent(status.build)):
-            jobs = [j for j in s.jobs if j.role == "build" and j.build == want.name]
+            jobs = [j for j in s.jobs if j.role == "build" and j.build == want.name and not j.context]
             found = attempt(s, jobs, status.build, want.name[:40], (want.name,), now)
             if found.start and not any(n.ready for n in s.nodes if n.name in want.nodes):
                 found = Attempt(found.state)  # offline is not failed: it is built when a node of its kind is back
-            actions += _drop(found)
-            if found.running is not None and (one := pausing.cramped(s, want.hardware_class, want.name, found.running, want.nodes)):
-                if paused.intersection(want.nodes):
-                    status = status.model_copy(update={"paused_for": found.running.uid})
-                elif status.paused_for != found.running.uid:
-                    cramped.append(one)
+            actions += dropped(found)
+            if found.running is not None:
+                status, one = make_room(s, want, status, found.running, want.nodes)
+                cramped += [one] if one is not None else []
             status, new_events = _advance(s, want, status, found, now)
             events += new_events if not found.start else ()
             if found.wake_at is not None:
@@ -626,17 +629,15 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
                     status = status.model_copy(
                         update={"phase": "Waiting", "message": "Waiting: another Job still works on the same engine."}
                     )
-                elif not (where := _admit(s, want, _avoid(status), running, now)).ready:
+                elif not (where := _admit(s, want, avoid(status), running, now)).ready:
                     status = status.model_copy(update={"phase": "Waiting", "message": f"{where.reason}: {where.message}"})
                     wakes += [where.wake_at] if where.wake_at is not None else []
                 else:
                     events += new_events
                     busy_keys.add(want.spec.engine_key)
                     running.append(RunningBuild(want.hardware_class.name, f"{s.namespace}/{s.name}", where.node))
-                    start.append(StartBuild(found.start, found.number, want.name, build.uid, want.spec, _avoid(status), where.node))
+                    start.append(StartBuild(found.start, found.number, want.name, build.uid, want.spec, avoid(status), where.node))
         statuses[want.name] = status
-        if status != build.status:
-            actions.append(WriteBuildStatus(want.name, status.to_json_dict()))
     ladders = [climb(order, made, want, statuses, serving) for made, want in wants]
     current = {ladder.current.want.name: (ladder, ladder.current.want) for ladder in ladders if ladder.current and ladder.current.want}
     return BuildStage(
@@ -657,6 +658,30 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
     )
 
 
+def written(s: Snapshot, stage: BuildStage) -> list[Action]:
+    """The statuses of EngineBuilds that differ from what stands there."""
+    before = {b.name: b.status for b in s.builds}
+    return [WriteBuildStatus(name, status.to_json_dict()) for name, status in stage.statuses.items() if status != before.get(name)]
+
+
+def make_room(
+    s: Snapshot, want: Wanted, status: EngineBuildStatus, job: Job, nodes: tuple[str, ...]
+) -> tuple[EngineBuildStatus, pausing.Cramped | None]:
+    """What a pause on one of `nodes` would help a Job of this engine: one is made for it once, which the status keeps in mind."""
+    one = pausing.cramped(s, want.hardware_class, want.name, job, nodes)
+    if one is None:
+        return status, None
+    if pausing.paused_nodes(s).intersection(nodes):
+        return status.model_copy(update={"paused_for": job.uid}), None
+    return status, replace(one, nodes=want.nodes) if status.paused_for != job.uid else None
+
+
+def lost_engine(want: Wanted, status: EngineBuildStatus, why: str) -> tuple[EngineBuildStatus, Event]:
+    """The store does not hold it any more as it was published: it is made again, and what serves goes on."""
+    event = Event("EngineLost", f"{want.name}: {why}; building again.", warning=True)
+    return status.model_copy(update={"phase": "Waiting", "engine": None, "message": why}), event
+
+
 def _undecided(s: Snapshot, wanted: Sequence[Wanted], statuses: Mapping[str, EngineBuildStatus]) -> frozenset[str]:
     elsewhere = {j.build: j.node for j in s.jobs if j.role == "build" and j.active and j.node}
     names: set[str] = set()
@@ -667,12 +692,12 @@ def _undecided(s: Snapshot, wanted: Sequence[Wanted], statuses: Mapping[str, Eng
     return frozenset(names)
 
 
-def _running(s: Snapshot) -> list[RunningBuild]:
+def running_builds(s: Snapshot) -> list[RunningBuild]:
     """Builds of the cluster, else those that this ModelDeployment knows of itself."""
     if s.running is not None:
         return list(s.running)
     classes = {b.name: b.spec.hardware_class for b in s.builds}
-    mine = [j for j in s.jobs if j.role == "build" and j.active]
+    mine = [j for j in s.jobs if j.role == "build" and j.active and (j.node or not j.context)]
     return [RunningBuild(classes.get(j.build, ""), f"{s.namespace}/{s.name}", j.node) for j in mine]
 
 
@@ -696,7 +721,7 @@ def _lost(s: Snapshot, want: Wanted, status: EngineBuildStatus) -> str:
     return ""
 
 
-def _avoid(status: EngineBuildStatus) -> tuple[str, ...]:
+def avoid(status: EngineBuildStatus) -> tuple[str, ...]:
     """The node of the last environment fault: another node of the same fingerprint first."""
     last = status.build.last_failure if status.build else None
     return (status.node,) if last is not None and last.failure_class == FailureClass.ENVIRONMENT and status.node else ()
@@ -726,12 +751,15 @@ def _advance(s: Snapshot, want: Wanted, status: EngineBuildStatus, found: Attemp
             "speedup": report.speedup or "",
             "durations": report.durations,
             "reasons": report.reasons,
-            "node": _node_of(s, found) or status.node,
+            "node": node_of(s, found) or status.node,
         }
         verb = "adopted" if report.adopted else "built"
         if report.answer is Answer.PASS:
             changes |= {"phase": "Passed", "passed_at": retry.timestamp(now)}
             changes |= {"engine": {"blob": report.blob, "size": report.size, "adopted": report.adopted}}
+            at = node_of(s, found)
+            own = contexts.of_node(s.fingerprints.get(at), want.spec.request["facts"])
+            changes |= {"contexts": contexts.first(own, report.context, report.answer.value, at, now)}
             changes["message"] = (
                 f"Passed: engine {verb}" + (f", {report.accuracy.metric} {report.accuracy.value}" if report.accuracy else "") + "."
             )
@@ -764,11 +792,11 @@ def _advance(s: Snapshot, want: Wanted, status: EngineBuildStatus, found: Attemp
         changes |= {
             "phase": "Failed" if permanent else "Waiting",
             "message": f"{found.failed.reason}: {found.failed.message} {found.failed.hint}".rstrip() + next_text,
-            "node": _node_of(s, found) or status.node,
+            "node": node_of(s, found) or status.node,
         }
         events.append(Event(found.failed.reason, f"{want.name}: {found.failed.message}", warning=True))
     elif job is not None and job.waiting is not None:
-        changes |= {"phase": "Waiting", "message": "{}: {}".format(*_explain_waiting(s, want, status, job, now))}
+        changes |= {"phase": "Waiting", "message": "{}: {}".format(*explain_waiting(s, want, status, job, now))}
     elif job is not None:
         changes |= {
             "phase": "Building",
@@ -781,12 +809,13 @@ def _advance(s: Snapshot, want: Wanted, status: EngineBuildStatus, found: Attemp
     return status.model_copy(update=changes), events
 
 
-def _node_of(s: Snapshot, found: Attempt) -> str:
+def node_of(s: Snapshot, found: Attempt) -> str:
+    """Where the attempt that ended ran."""
     name = found.state.job if found.state else ""
     return next((j.node for j in s.jobs if j.name == name), "")
 
 
-def _explain_waiting(s: Snapshot, want: Wanted, status: EngineBuildStatus, job: Job, now: float) -> tuple[str, str]:
+def explain_waiting(s: Snapshot, want: Wanted, status: EngineBuildStatus, job: Job, now: float) -> tuple[str, str]:
     """Why a build's pod can't start, in words that name the holder of the device where there is one."""
     assert job.waiting is not None
     one = pausing.cramped(s, want.hardware_class, want.name, job, want.nodes) if status.paused_for != job.uid else None
@@ -809,7 +838,7 @@ def obsolete_builds(s: Snapshot, stage: BuildStage) -> list[Action]:
     old: list[EngineBuild] = [b for b in s.builds if b.name not in wanted and b.name not in serving and not b.deleting]
     old.sort(key=lambda b: (b.created, b.name), reverse=True)
     actions: list[Action] = [Delete("EngineBuild", b.name, b.uid, "older than historyLimit") for b in old[s.spec.history_limit :]]
-    if any(observation(s, c, n) is None for c in targets(s) for n in nodes_of(s, c)):
+    if not all_observed(s):
         return actions  # what a node wants is not known at this moment: a running build may be what it wants
     actions += [
         Delete("Job", j.name, j.uid, "nothing wants its engine any more")
@@ -817,6 +846,10 @@ def obsolete_builds(s: Snapshot, stage: BuildStage) -> list[Action]:
         if j.role == "build" and j.build not in wanted and j.active and not j.deleting
     ]
     return actions
+
+
+def all_observed(s: Snapshot) -> bool:
+    return not any(observation(s, c, n) is None for c in targets(s) for n in nodes_of(s, c))
 
 
 def missing_builds(s: Snapshot, stage: BuildStage) -> list[Wanted]:

@@ -11,6 +11,7 @@ from enginefleet_api.resources import (
     Attempted,
     ClassStatus,
     Condition,
+    EngineBuildStatus,
     FingerprintStatus,
     ModelDeploymentStatus,
     NodeCounts,
@@ -18,7 +19,7 @@ from enginefleet_api.resources import (
     RefusedRelease,
 )
 
-from . import retry, rollout
+from . import contexts, retry, rollout
 from .ladder import Ladder
 from .model import Event, HardwareClass, Snapshot
 from .pausing import Paused
@@ -26,7 +27,7 @@ from .rollout import State
 from .serving import ClassRollout, Serving, trouble
 from .stages import HELD, BuildStage, Prepared, Problem, Wanted, nodes_of, observation, refresh_token, targets
 
-TYPES = ("Ready", "Reconciling", "Stalled", "Prepared", "EnginesReady", "RolledOut", "ServingStale")
+TYPES = ("Ready", "Reconciling", "Stalled", "Prepared", "EnginesReady", "RolledOut", "ServingStale", "BelowGate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +196,37 @@ def _conditions(
         "ServingStale": Say(
             bool(stale), stale[0].reason if stale else "Current", "; ".join(one.message for one in stale) + "." if stale else ""
         ),
+        "BelowGate": _below(s, stage),
     }
+
+
+def _below(s: Snapshot, stage: BuildStage) -> Say:
+    """Of the engines that may serve: whether one does not pass in a context that its nodes have come to."""
+    before = next((c for c in s.status.conditions if c.type == "BelowGate"), None)
+    if not stage.passed and before is not None:
+        return Say(before.status == "True", before.reason, before.message)  # nothing is known anew, of what serves still
+    said: list[tuple[str, Say]] = []
+    for want in stage.wanted:
+        if (status := stage.passed.get(want.name)) is not None:
+            present = contexts.present(s.fingerprints, want.nodes, want.spec.request["facts"])
+            said.append((want.hardware_class.name, say_below(present, status)))
+    worst = [one for one in said if one[1].status] or [one for one in said if one[1].reason != PASSES] or said[:1]
+    if not worst:
+        return Say(False, PASSES, "")
+    return Say(worst[0][1].status, worst[0][1].reason, "; ".join(f"{name}: {say.message}" for name, say in worst if say.message))
+
+
+PASSES = "Passes"
+
+
+def say_below(present: Sequence[contexts.Context], status: EngineBuildStatus) -> Say:
+    """The condition BelowGate of one engine that serves in these contexts."""
+    if below := contexts.below(present, status):
+        hint = f"It goes on serving. Undo that, loosen the gate, or have it judged again with {labels.RETRY}."
+        return Say(True, below[0].reason, f"{'; '.join(one.message.rstrip('.') for one in below)}. {hint}")
+    if waiting := contexts.waiting(present, status):
+        return Say(False, "Rejudging", "; ".join(waiting))
+    return Say(False, PASSES, "")
 
 
 @dataclass(frozen=True, slots=True)

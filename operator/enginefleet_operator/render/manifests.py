@@ -7,11 +7,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from enginefleet_api import labels
-from enginefleet_api.jobs import BuildRequest, FetchRequest, PreflightTarget, ProbeRequest, RuntimeCheckRequest
+from enginefleet_api.jobs import BuildRequest, FetchRequest, PreflightTarget, ProbeRequest, RuntimeCheckRequest, VerifyRequest
 from enginefleet_api.resources import API_VERSION
 
-from ..planning import requests
-from ..planning.model import CreateBuild, CreateService, CreateWorkload, HardwareClass, Snapshot, StartBuild, StartPrepare, StartProbe
+from ..planning import contexts, requests
+from ..planning.model import (
+    CreateBuild,
+    CreateService,
+    CreateWorkload,
+    HardwareClass,
+    Snapshot,
+    StartBuild,
+    StartPrepare,
+    StartProbe,
+    StartVerify,
+)
 from ..planning.stages import devices_of, nodes_of, targets
 from ..planning.templates import CACHE, ENGINE, FETCH, NO_TOKEN, RUNTIME_CHECK, SCRATCH
 from . import pods
@@ -19,6 +29,7 @@ from . import pods
 PREPARE_DEADLINE = 3600
 BUILD_DEADLINE = 6 * 3600
 PROBE_DEADLINE = 300
+VERIFY_DEADLINE = 3600
 MARGIN = 60
 """The worker's own deadline lies this much before the pod's, so that a message is always left."""
 SERVE_PORT = 8080
@@ -36,7 +47,6 @@ def prepare_job(s: Snapshot, action: StartPrepare) -> dict[str, Any]:
     """Runs on any node that the class's prepare.nodeSelector (else its nodeSelector) fits, in the prepare image of the class or operator."""
     assert s.store is not None
     hardware_class = _prepares(s)
-    runtime, settings = hardware_class.spec.runtime, hardware_class.spec.prepare
     request = requests.prepare_request(s.namespace, s.name, s.spec, s.store, f"{s.uid}/{action.job}", action.needs)
     if action.pinned is not None:
         request = requests.more_request(request, action.pinned)
@@ -53,21 +63,16 @@ def prepare_job(s: Snapshot, action: StartPrepare) -> dict[str, Any]:
         labels=_labels(s, "prepare"),
         annotations={labels.INPUTS_KEY: action.inputs_key, labels.ATTEMPT: str(action.attempt)},
         owners=pods.owner("ModelDeployment", s.name, s.uid),
-        image=settings.image or s.settings.prepare_image or runtime.image,
         command=["enginefleet", "prepare"],
         env=[
             pods.request_env(request.model_dump_json(by_alias=True, exclude_none=True)),
             *pods.all_credentials(s.spec, s.store, model=True),
         ],
-        resources=pods.without_devices(settings.resources),
-        node_selector=settings.node_selector or hardware_class.spec.node_selector.match_labels,
-        affinity=None,
-        tolerations=runtime.tolerations,
-        # of the class's nodes; others may not have it
-        runtime_class="" if settings.node_selector else runtime.runtime_class_name,
+        resources=pods.without_devices(hardware_class.spec.prepare.resources),
         deadline=PREPARE_DEADLINE,
         ttl=s.settings.job_ttl,
         tables=s.settings.tables,
+        **_preparing(s, hardware_class),
     )
 
 
@@ -107,10 +112,11 @@ def engine_build(s: Snapshot, action: CreateBuild) -> dict[str, Any]:
 
 
 def build_job(s: Snapshot, action: StartBuild) -> dict[str, Any]:
-    """Runs on a node of the fingerprint, found by the label that the node carries for this very image."""
+    """Runs on a node of the fingerprint, found by the label that the node carries for this very image; one that only judges on one of its context."""
     assert s.store is not None
-    spec = action.spec
+    spec, judge = action.spec, action.judge
     hardware_class = s.classes[spec.hardware_class]
+    nodes = [action.node] if action.node else judge.nodes if judge is not None else [n.name for n in s.nodes if _carries(n.labels, spec)]
     request = BuildRequest.model_validate(spec.request).model_copy(
         update={
             "holder": f"{action.build_uid}/{action.attempt}",
@@ -118,8 +124,11 @@ def build_job(s: Snapshot, action: StartBuild) -> dict[str, Any]:
             "node": "",
             "python": hardware_class.spec.runtime.python,
             "memory_reserve": hardware_class.spec.builds.memory_reserve if spec.request["backend"] != "onnxruntime" else "",
+            "context": contexts.common(s.fingerprints, nodes),
         }
+        | ({"kind": "Judge", "blob": judge.blob} if judge is not None else {})
     )
+    wanted = (action.node,) if action.node else judge.nodes if judge is not None else ()
     node_env = {"name": "ENGINEFLEET_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     return pods.job(
         name=action.job,
@@ -129,10 +138,10 @@ def build_job(s: Snapshot, action: StartBuild) -> dict[str, Any]:
             "build",
             **{labels.ENGINE_BUILD: action.build, labels.ENGINE_KEY: spec.engine_key[:16], labels.HARDWARE_CLASS: spec.hardware_class},
         ),
-        annotations={labels.ATTEMPT: str(action.attempt)},
+        annotations={labels.ATTEMPT: str(action.attempt)} | ({labels.CONTEXT: judge.context} if judge is not None else {}),
         owners=pods.owner("EngineBuild", action.build, action.build_uid),
         image=spec.image,
-        command=["enginefleet", "build"],
+        command=["enginefleet", "judge" if judge is not None else "build"],
         env=[
             pods.request_env(request.model_dump_json(by_alias=True, exclude_none=True)),
             node_env,
@@ -141,7 +150,7 @@ def build_job(s: Snapshot, action: StartBuild) -> dict[str, Any]:
         ],
         resources=hardware_class.spec.runtime.resources,
         node_selector={labels.fp_key(spec.hardware_class, spec.image_digest): spec.fingerprint},
-        affinity=pods.on_node(action.node) if action.node else pods.not_on(action.avoid) if _elsewhere(s, action) else None,
+        affinity=pods.on_nodes(wanted) if wanted else pods.not_on(action.avoid) if _elsewhere(s, action) else None,
         tolerations=hardware_class.spec.runtime.tolerations,
         runtime_class=hardware_class.spec.runtime.runtime_class_name,
         deadline=BUILD_DEADLINE,
@@ -149,6 +158,43 @@ def build_job(s: Snapshot, action: StartBuild) -> dict[str, Any]:
         ttl=s.settings.job_ttl,
         tables=s.settings.tables,
     )
+
+
+def verify_job(s: Snapshot, action: StartVerify) -> dict[str, Any]:
+    """Runs where models are prepared, and reads the store as serving pods do."""
+    assert s.store is not None
+    hardware_class = _prepares(s)
+    settings = hardware_class.spec.prepare
+    request = VerifyRequest(engines=list(action.engines), store=requests.store_ref(s.store), timeout_seconds=VERIFY_DEADLINE - MARGIN)
+    return pods.job(
+        name=action.job,
+        namespace=s.namespace,
+        labels=_labels(s, "verify"),
+        annotations={labels.ATTEMPT: str(action.attempt)},
+        owners=pods.owner("ModelDeployment", s.name, s.uid),
+        command=["enginefleet", "verify"],
+        env=[
+            pods.request_env(request.model_dump_json(by_alias=True, exclude_none=True)),
+            *pods.credentials("STORE", s.store.read_credentials_secret_ref or s.store.credentials_secret_ref),
+        ],
+        resources=pods.without_devices(settings.resources),
+        deadline=VERIFY_DEADLINE,
+        ttl=s.settings.job_ttl,
+        **_preparing(s, hardware_class),
+    )
+
+
+def _preparing(s: Snapshot, hardware_class: HardwareClass) -> dict[str, Any]:
+    """Image and place of a pod that needs none of the class's devices."""
+    runtime, settings = hardware_class.spec.runtime, hardware_class.spec.prepare
+    return {
+        "image": settings.image or s.settings.prepare_image or runtime.image,
+        "node_selector": settings.node_selector or hardware_class.spec.node_selector.match_labels,
+        "affinity": None,
+        "tolerations": runtime.tolerations,
+        # of the class's nodes; others may not have it
+        "runtime_class": "" if settings.node_selector else runtime.runtime_class_name,
+    }
 
 
 def _sight(hardware_class: HardwareClass) -> tuple[dict[str, str], ...]:
@@ -197,7 +243,7 @@ def probe_job(hardware_class: HardwareClass, action: StartProbe, namespace: str,
         env=[pods.request_env(request.model_dump_json(by_alias=True, exclude_none=True)), *(ALL_GPUS if gpu and not holds else ())],
         resources=spec.runtime.resources if holds else {},
         node_selector={},
-        affinity=pods.on_node(action.node),
+        affinity=pods.on_nodes((action.node,)),
         tolerations=spec.runtime.tolerations,
         runtime_class=spec.runtime.runtime_class_name,
         deadline=PROBE_DEADLINE,

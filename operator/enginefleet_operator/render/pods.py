@@ -159,16 +159,17 @@ def job(
     }
 
 
-def on_node(node: str) -> dict[str, Any]:
-    """Affinity to one node by its name: a hostname label may be missing or differ."""
-    return _by_name("In", [node])
+def on_nodes(nodes: Sequence[str]) -> dict[str, Any]:
+    """Affinity to nodes by their names: a hostname label may be missing or differ."""
+    return _by_name("In", nodes)
 
 
 def not_on(nodes: tuple[str, ...]) -> dict[str, Any] | None:
     """Rather not there: a preference can't look at names, so it is a requirement; the next attempt drops it."""
-    return _by_name("NotIn", [nodes[0]]) if nodes else None
+    return _by_name("NotIn", nodes[:1]) if nodes else None
 
 
-def _by_name(operator: str, names: list[str]) -> dict[str, Any]:
-    term = {"matchFields": [{"key": "metadata.name", "operator": operator, "values": names}]}
-    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
+def _by_name(operator: str, names: Sequence[str]) -> dict[str, Any]:
+    """One of the terms must hold; a field takes one value."""
+    terms = [{"matchFields": [{"key": "metadata.name", "operator": operator, "values": [name]}]} for name in names]
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}

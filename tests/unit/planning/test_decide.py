@@ -52,6 +52,7 @@ def test_all_conditions_are_there_from_the_first_visit() -> None:
         "EnginesReady",
         "RolledOut",
         "ServingStale",
+        "BelowGate",
     ]
     assert s.status.observed_generation == 1
 

@@ -36,6 +36,7 @@ from enginefleet_operator.planning.model import (
     Snapshot,
     StartBuild,
     StartPrepare,
+    StartVerify,
     Workload,
     WriteBuildStatus,
 )
@@ -72,7 +73,7 @@ def hardware_class(name: str = "cpu", image: str = "runtime:1", digest: str = IM
     )
 
 
-def observed(node: str, name: str = "cpu", digest: str = IMAGE_A) -> NodeFingerprintSpec:
+def observed(node: str, name: str = "cpu", digest: str = IMAGE_A, **context: str) -> NodeFingerprintSpec:
     facts = fingerprint.combine(HOST, RUNTIME)
     one = {
         "class": name,
@@ -83,7 +84,8 @@ def observed(node: str, name: str = "cpu", digest: str = IMAGE_A) -> NodeFingerp
         "facts": facts,
         "hostDigest": HOST_DIGEST,
     }
-    return NodeFingerprintSpec.model_validate({"node": node, "host": {"digest": HOST_DIGEST, "facts": HOST}, "observations": [one]})
+    host = {"digest": HOST_DIGEST, "facts": HOST, "context": context}
+    return NodeFingerprintSpec.model_validate({"node": node, "host": host, "observations": [one]})
 
 
 def node(name: str, *, ready: bool = True, hardware: str = "cpu", release: str = "", known: bool = False) -> Node:
@@ -156,7 +158,15 @@ def apply(s: Snapshot, plan: Plan) -> Snapshot:
                     s, builds=(*s.builds, EngineBuild(a.name, f"uid-{a.name}", "2027-01-15T08:00:00Z", a.spec, EngineBuildStatus()))
                 )
             case StartBuild():
-                s = replace(s, jobs=(*s.jobs, Job(a.job, f"uid-{a.job}", "build", a.attempt, build=a.build)))
+                s = replace(
+                    s,
+                    jobs=(
+                        *s.jobs,
+                        Job(a.job, f"uid-{a.job}", "build", a.attempt, build=a.build, context=a.judge.context if a.judge else ""),
+                    ),
+                )
+            case StartVerify():
+                s = replace(s, jobs=(*s.jobs, Job(a.job, f"uid-{a.job}", "verify", a.attempt)))
             case WriteBuildStatus():
                 done = [replace(b, status=EngineBuildStatus.model_validate(a.status)) if b.name == a.name else b for b in s.builds]
                 s = replace(s, builds=tuple(done))
