@@ -23,7 +23,6 @@ from .stages import (
     Wanted,
     all_observed,
     attempt,
-    avoid,
     dropped,
     explain_waiting,
     lost_engine,
@@ -62,6 +61,12 @@ def _obsolete(s: Snapshot, live: Mapping[str, set[str]]) -> list[Action]:
     ]
 
 
+def _avoid(record: JudgedContext) -> tuple[str, ...]:
+    """The node of the last environment fault: another one in the context first."""
+    last = record.attempt.last_failure if record.attempt is not None else None
+    return (record.node,) if last is not None and last.failure_class == FailureClass.ENVIRONMENT else ()
+
+
 class _Engine:
     """One engine that may serve, with the contexts its nodes are in."""
 
@@ -95,7 +100,9 @@ class _Engine:
     ) -> tuple[BuildStage, JudgedContext]:
         s, want = self.s, self.want
         jobs = [job for job in s.jobs if job.build == want.name and job.context == context.key]
-        found = attempt(s, jobs, record.attempt, f"{want.name[:34]}-judge", (want.name, context.key), now)
+        # an engine that is published anew has Jobs of its own: what those said of the one before is past
+        identity = (want.name, context.key, self.status.passed_at)
+        found = attempt(s, jobs, record.attempt, f"{want.name[:34]}-judge", identity, now)
         actions = dropped(found)
         wakes = [stage.wake_at, found.wake_at]
         undecided = stage.undecided
@@ -109,7 +116,7 @@ class _Engine:
             said = "{}: {}".format(*explain_waiting(s, want, self.status, job, now)) if job.waiting is not None else f"Job {job.name} runs."
             record = record.model_copy(update={"message": said})
         elif found.start:
-            start, said, wake = self._start(context, found, running, now)
+            start, said, wake = self._start(context, record, found, running, now)
             wakes.append(wake)
             record = record.model_copy(update={"message": said})
         else:
@@ -125,7 +132,7 @@ class _Engine:
         return stage, record
 
     def _start(
-        self, context: Context, found: Attempt, running: list[RunningBuild], now: float
+        self, context: Context, record: JudgedContext, found: Attempt, running: list[RunningBuild], now: float
     ) -> tuple[tuple[StartBuild, ...], str, float | None]:
         """Like a build: in the windows, one a node, at most builds.maxConcurrent. What to start, else what it waits for, and when to look again."""
         s, want = self.s, self.want
@@ -134,7 +141,7 @@ class _Engine:
             return (), "Offline: none of its nodes is Ready.", None
         if orphans(s, "build", want.spec.engine_key[:16], now):
             return (), "Waiting: the pod of a Job that was deleted still works on the same engine.", None
-        where = queue.admit(f"{want.name} {context.key}", want.hardware_class, nodes, running, s.places, avoid(self.status), now)
+        where = queue.admit(f"{want.name} {context.key}", want.hardware_class, nodes, running, s.places, _avoid(record), now)
         if not where.ready:
             return (), f"{where.reason}: {where.message}", where.wake_at
         judge = Judge(context.key, str((self.status.engine or {})["blob"]), tuple(sorted(node.name for node in nodes)[:MOST_NODES]))

@@ -629,14 +629,14 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
                     status = status.model_copy(
                         update={"phase": "Waiting", "message": "Waiting: another Job still works on the same engine."}
                     )
-                elif not (where := _admit(s, want, avoid(status), running, now)).ready:
+                elif not (where := _admit(s, want, _avoid(status), running, now)).ready:
                     status = status.model_copy(update={"phase": "Waiting", "message": f"{where.reason}: {where.message}"})
                     wakes += [where.wake_at] if where.wake_at is not None else []
                 else:
                     events += new_events
                     busy_keys.add(want.spec.engine_key)
                     running.append(RunningBuild(want.hardware_class.name, f"{s.namespace}/{s.name}", where.node))
-                    start.append(StartBuild(found.start, found.number, want.name, build.uid, want.spec, avoid(status), where.node))
+                    start.append(StartBuild(found.start, found.number, want.name, build.uid, want.spec, _avoid(status), where.node))
         statuses[want.name] = status
     ladders = [climb(order, made, want, statuses, serving) for made, want in wants]
     current = {ladder.current.want.name: (ladder, ladder.current.want) for ladder in ladders if ladder.current and ladder.current.want}
@@ -721,7 +721,7 @@ def _lost(s: Snapshot, want: Wanted, status: EngineBuildStatus) -> str:
     return ""
 
 
-def avoid(status: EngineBuildStatus) -> tuple[str, ...]:
+def _avoid(status: EngineBuildStatus) -> tuple[str, ...]:
     """The node of the last environment fault: another node of the same fingerprint first."""
     last = status.build.last_failure if status.build else None
     return (status.node,) if last is not None and last.failure_class == FailureClass.ENVIRONMENT and status.node else ()

@@ -50,7 +50,8 @@ def verify(s: Snapshot, stage: BuildStage, now: float) -> Verified:
         chosen = _turn(found.number, [(want, status) for _, want, status in engines])
         return Verified(stage, s.status.store_check, (StartVerify(found.start, found.number, chosen),))
     if isinstance(found.report, VerifyReport):
-        stage, lost = _lost(stage, found.report)
+        job = found.state.job if found.state is not None else ""
+        stage, lost = _lost(stage, found.report, next((j.created for j in s.jobs if j.name == job), 0.0))
         record = StoreCheck(at=retry.timestamp(now), verified=found.report.verified, lost=lost, attempt=found.state)
         # looked at again when the next one is due
         return Verified(_waking(stage, now + _interval(s)), record)
@@ -89,13 +90,13 @@ def _turn(number: int, engines: Sequence[tuple[Wanted, EngineBuildStatus]]) -> t
     )
 
 
-def _lost(stage: BuildStage, report: VerifyReport) -> tuple[BuildStage, list[str]]:
-    """Engines whose blob was found to be lost. One that was published anew meanwhile is another."""
+def _lost(stage: BuildStage, report: VerifyReport, since: float) -> tuple[BuildStage, list[str]]:
+    """Engines whose blob was found to be lost. `since`: one that was published after that is another, of whatever bytes."""
     lost: list[str] = []
     for want in stage.wanted:
         status = stage.passed.get(want.name)
         reason = report.lost.get(str((status.engine or {}).get("blob", ""))) if status is not None else None
-        if status is None or reason is None:
+        if status is None or reason is None or (status.passed_at and retry.seconds_of(status.passed_at) > since > 0):
             continue
         lost.append(f"{want.name}: {reason}")
         if reason not in LOST_ENGINE:

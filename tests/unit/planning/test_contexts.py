@@ -17,7 +17,7 @@ from enginefleet_api.jobs import BuildRequest
 from enginefleet_api.resources import JudgedContext
 from enginefleet_operator.planning import contexts
 from enginefleet_operator.planning.decide import decide
-from enginefleet_operator.planning.model import Delete, Failure, Snapshot, StartBuild
+from enginefleet_operator.planning.model import Delete, Failure, Place, Snapshot, StartBuild
 from enginefleet_operator.render import manifests
 
 from . import worlds as w
@@ -243,6 +243,15 @@ def test_a_job_that_fails_is_tried_again_and_one_that_cannot_succeed_is_told() -
     assert len(judges(w.settle(s, w.NOW + 86400))) == 2
 
 
+@pytest.mark.parametrize(("faulty", "next_"), [("n1", "n2"), ("n2", "n1")])
+def test_after_a_fault_of_a_node_another_one_in_the_context_is_asked(faulty: str, next_: str) -> None:
+    s = w.settle(told(serving(), {"n1": SLOW, "n2": SLOW}))
+    s = w.settle(ended(s, node=faulty, failure=Failure(FailureClass.ENVIRONMENT, "NoGPU", "no driver.")))
+    places = {name: Place() for name in ("n1", "n2")}
+    start = w.first(decide(replace(s, places=places), w.NOW + 3600), StartBuild)
+    assert start.node == next_
+
+
 def test_what_was_measured_while_the_context_changed_does_not_count() -> None:
     s = w.settle(told(serving(), {"n1": SLOW, "n2": SLOW}))
     s = w.settle(told(ended(s, Answer.FAIL, node="n1"), {"n1": MAXN}))
@@ -285,9 +294,12 @@ def test_an_engine_that_the_store_lost_is_published_again_while_its_pods_serve(r
     s = w.settle(w.apply(s, plan))
     assert [j.active for j in s.jobs if not j.context] == [False, False, True], "prepare, the first build, and one that is under way"
     assert kept_serving(s, before)
-    s = w.settle(w.end_job(s, "build", report=w.build_report(s.builds[0]), node="n0"))
+    s = w.settle(w.end_job(s, "build", report=w.build_report(s.builds[0]), node="n0"), w.NOW + 60)
     assert kept_serving(s, before)
-    assert answers(s) == {MAXN: "Pass", SLOW: ""}, "it is another publication: judged where it was not"
+    assert s.builds[0].status.phase == "Passed", "what the first Job said is past"
+    assert len(judges(s)) == 2
+    s = w.settle(ended(s), w.NOW + 120)
+    assert answers(s) == {MAXN: "Pass", SLOW: "Pass"}, "it is another publication: judged where it was not"
 
 
 # ---- histories ----

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from enginefleet_api import labels
 from enginefleet_api.errors import FailureClass
+from enginefleet_api.resources import JudgedContext
 from enginefleet_operator.planning import pausing, rollout
 from enginefleet_operator.planning.decide import decide
 from enginefleet_operator.planning.model import Event, Failure, Job, Snapshot
@@ -94,6 +95,44 @@ def full(nodes: int, when_busy: str = "Auto", **changes: Any) -> World:
     another = w.hardware_class(image="runtime:2", digest=w.IMAGE_B, builds={"whenBusy": when_busy})
     observed = {n.name: w.observed(n.name, digest=w.IMAGE_B) for n in s.nodes}
     return World(replace(s, classes={"cpu": another}, fingerprints=observed))
+
+
+def test_a_pod_makes_way_for_judging_again_and_comes_back_with_the_same_engine() -> None:
+    s = w.settle(w.serving(w.passed_fleet(nodes=3)))
+    known = s.builds[0].status.model_copy(update={"contexts": [JudgedContext(key="ctx-0", facts={"powerMode": "0"}, answer="Pass")]})
+    s = replace(s, builds=(replace(s.builds[0], status=known),))
+    world = World(replace(s, fingerprints={n.name: w.observed(n.name, powerMode="1") for n in s.nodes}))
+    before = {p.name for p in s.pods}
+    world.run()
+    assert world.paused == world.running
+    assert len(world.paused) == 1
+    world.end_build(report=w.build_report(world.s.builds[0]))
+    world.run()
+    assert world.paused == []
+    assert [record.answer for record in world.s.builds[0].status.contexts] == ["Pass", "Pass"]
+    assert {p.name for p in world.s.pods} == before
+    assert len([j for j in world.s.jobs if j.context]) == 1
+
+
+def test_judging_again_where_only_one_node_serves_waits_for_approval_and_says_so() -> None:
+    s = w.settle(w.serving(w.passed_fleet(nodes=1)))
+    known = s.builds[0].status.model_copy(update={"contexts": [JudgedContext(key="ctx-0", facts={"powerMode": "0"}, answer="Pass")]})
+    s = replace(s, builds=(replace(s.builds[0], status=known),))
+    world = World(replace(s, fingerprints={"n0": w.observed("n0", powerMode="1")}))
+    world.run()
+    assert world.paused == []
+    below = next(c for c in world.s.status.conditions if c.type == "BelowGate")
+    assert (below.status, below.reason) == ("False", "Rejudging")
+    assert "BuildNeedsOutage" in below.message
+    assert labels.APPROVE in below.message
+    assert next(c for c in world.s.status.conditions if c.type == "Ready").status == "True"
+    world.s = replace(world.s, annotations={labels.APPROVE: "1"})
+    world.run()
+    assert world.running == ["n0"]
+    world.end_build(report=w.build_report(world.s.builds[0]))
+    world.run()
+    assert world.paused == []
+    assert len(world.s.pods) == 1
 
 
 def test_one_of_several_makes_way_and_comes_back_with_the_new_engine() -> None:

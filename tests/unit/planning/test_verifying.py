@@ -112,6 +112,10 @@ def test_an_engine_that_was_published_anew_meanwhile_is_not_lost() -> None:
     other = "sha256:" + "f" * 64
     s = w.end_job(s, "verify", report=VerifyReport(verified=1, lost={other: "ObjectMissing"}), node="n0")
     assert not any(e.reason == "EngineLost" for e in decide(s, LATER).events)
+    # the same bytes, lost and built again by another way while the operator was away
+    s = looked(started(serving()), LATER, reason="ObjectMissing")
+    old = tuple(replace(j, created=w.NOW - 60) if j.role == "verify" else j for j in s.jobs)
+    assert not any(e.reason == "EngineLost" for e in decide(replace(s, jobs=old), LATER).events)
 
 
 def test_a_store_that_does_not_answer_is_asked_again_and_takes_nothing_away() -> None:
