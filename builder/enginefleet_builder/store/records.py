@@ -86,7 +86,7 @@ class Records:
         key = layout.verdict(verdict.engine_key, verdict.gate_key, verdict.blob, verdict.time, verdict.holder)
         if not self._put_document(key, verdict):
             raise TransientFault(
-                "VerdictExists", f"{key} is there already: two verdicts of one holder in the same microsecond.", "It is judged again."
+                "VerdictExists", f"{key} is there already: two verdicts of one holder in the same microsecond."
             )
         return key
 
@@ -130,7 +130,7 @@ class Records:
         standing = self.prepared(manifest.prepared_key)
         if standing is None:
             raise TransientFault(
-                "PreparedVanished", f"the manifest of {manifest.prepared_key} was removed while it was published.", "It is tried again."
+                "PreparedVanished", f"the manifest of {manifest.prepared_key} was removed while it was published."
             )
         return standing
 
