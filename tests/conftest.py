@@ -2,4 +2,7 @@
 
 import os
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+from enginefleet_builder.backends.threads import CARRIER
+
+for name, value in CARRIER.items():
+    os.environ.setdefault(name, value)

@@ -82,7 +82,7 @@ def fetch_web(uri: str, path: Path, *, endpoint: str, limit: int, progress: Prog
                 found = str(error) or type(error).__name__
             stalls = 0 if done > before else stalls + 1
             if stalls >= MOST_STALLS:
-                raise TransientFault("SourceUnavailable", f"{uri}: {found}.", "It is tried again; check that the host is up.")
+                raise TransientFault("SourceUnavailable", f"{uri}: {found}.", "Check that the host is up.")
             progress.wait(min(5.0, 0.2 * 2.0**stalls))
 
 

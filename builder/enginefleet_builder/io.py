@@ -21,6 +21,7 @@ from enginefleet_api.jobs import TERMINATION_LOG, JobFailure, Termination
 TERMINATION_LOG_VARIABLE = "ENGINEFLEET_TERMINATION_LOG"
 LOG_LINES = 20
 """Last log lines that a failure carries."""
+AGAIN = "Run the command again: what it had published is not done twice."
 PLAIN_INTERVAL = 10.0
 """Seconds between two plain progress lines of the same stage: a build's log must stay readable after six hours."""
 
@@ -62,16 +63,14 @@ class Cancellation:
 
 
 def terminated(signal_name: str) -> TransientFault:
-    by_hand = "Run the command again: what it had published is not done twice."
-    hint = by_hand if signal_name == "SIGINT" else "It starts again when the pod is scheduled again."
-    return TransientFault("Terminated", f"the process got {signal_name} before it was done.", hint)
+    return TransientFault("Terminated", f"the process got {signal_name} before it was done.")
 
 
 def deadline_exceeded(seconds: float) -> TransientFault:
     return TransientFault(
         "DeadlineExceeded",
         f"not done within the timeout of {seconds:g} s.",
-        "The next attempt starts anew; raise the timeout when this build is known to take longer.",
+        "Raise the timeout when this is known to take longer.",
     )
 
 
@@ -197,6 +196,13 @@ def as_failure(error: Exception, log_tail: deque[str]) -> EngineFleetError:
 
 def failed(error: EngineFleetError, log_tail: Iterable[str]) -> Termination:
     return Termination(failure=JobFailure.of(error, list(log_tail)))
+
+
+def hint_by_hand(error: EngineFleetError) -> str:
+    """The hint for a person at a terminal. Hints do not say that something is tried again: in a cluster the operator does so, and says when;
+    by hand nobody does but that person.
+    """
+    return f"{error.hint} {AGAIN}".lstrip() if isinstance(error, TransientFault) else error.hint
 
 
 def termination_log() -> Path | None:

@@ -29,6 +29,7 @@ from enginefleet_api.jobs import (
 )
 
 from . import by_hand, shell
+from .backends.threads import CARRIER
 from .io import Progress, failed, termination_log, write_termination
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
@@ -441,9 +442,8 @@ def serve(
 
 
 def run() -> None:
-    # for this process and its children, before NumPy is there: its threads for linear algebra cost a third of each start, and nothing is large
-    # enough for them
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    for name, value in CARRIER.items():  # for children, too
+        os.environ.setdefault(name, value)
     app()
 
 

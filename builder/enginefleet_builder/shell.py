@@ -26,7 +26,7 @@ from enginefleet_api.errors import (
 from enginefleet_api.jobs import REQUEST_VARIABLE, BuildReport, Termination
 
 from .guard import Guard, Interrupted
-from .io import Cancellation, Progress, as_failure, failed, progress_for, termination_log, write_termination
+from .io import Cancellation, Progress, as_failure, failed, hint_by_hand, progress_for, termination_log, write_termination
 from .prepare.findings import clean
 
 Request = TypeVar("Request", bound=Contract)
@@ -107,12 +107,13 @@ def show(report: Any, as_json: bool) -> None:
 
 
 def show_failure(failure: EngineFleetError, as_json: bool) -> None:
+    hint = hint_by_hand(failure) if termination_log() is None else failure.hint
     if as_json:
-        parts = {"failureClass": failure.failure_class, "reason": failure.reason, "message": failure.message, "hint": failure.hint}
+        parts = {"failureClass": failure.failure_class, "reason": failure.reason, "message": failure.message, "hint": hint}
         print(json.dumps({"failure": parts}, indent=1))
     print(f"{failure.reason} ({failure.failure_class.lower()}): {failure.message}", file=sys.stderr)
-    if failure.hint:
-        print(f"  {failure.hint}", file=sys.stderr)
+    if hint:
+        print(f"  {hint}", file=sys.stderr)
 
 
 def _lines(value: Any, indent: str) -> list[str]:

@@ -36,7 +36,7 @@ class EngineFleetError(Exception):
 
     reason  CamelCase, stable, fit for a condition
     message one sentence: what was found and what was expected
-    hint    one sentence: what to do
+    hint    one sentence: what to do; never that it is tried again, which is true in a cluster only and told by who does so
     """
 
     failure_class: ClassVar[FailureClass] = FailureClass.PERMANENT

@@ -461,6 +461,24 @@ def calibrated(make: Callable[[Path], object], **calibration: Any) -> Callable[[
     return both
 
 
+def by_flavour(flavour: str) -> Callable[[Path], object]:
+    """As by hand: a quantized model, a flavour and no class."""
+
+    def both(folder: Path) -> None:
+        asks(
+            lambda root: None,
+            variants=[{"precision": "int8"}],
+            flavours=[flavour],
+            inputs=[{"name": "x", "profiles": [{"min": [1, 4], "opt": [1, 4], "max": [1, 4]}]}],
+            validation=None,
+            validationSource=None,
+            calibration={"source": "model"},
+        )(folder)
+        save_model(quantized(), folder / MODEL)
+
+    return both
+
+
 def cut_picture(root: Path) -> None:
     file = data.picture(root / "ant" / "a.png")
     os.truncate(file, file.stat().st_size // 2)
@@ -492,6 +510,7 @@ def bad_data(name: str, make: Callable[[Path], object], reason: str, *says: str)
 
 
 DATA = [
+    bad_data("a zero point in a flavour of TensorRT", by_flavour("tensorrt-10"), "AsymmetricScales", "flavour tensorrt-10", "symmetric int8"),
     bad_data("a data set of nothing", asks(lambda root: None), "SourceNotFound", "holds no files"),
     bad_data("an archive for a data set", asks(lambda root: data.write(root / "val.zip", _zip("a.png"))), "SourceIsArchive", "val.zip", "ZIP"),
     bad_data("pickled objects", asks(arrays(images=np.array([{}], object))), "DataSetUnreadable", "allow_pickle=False"),

@@ -19,6 +19,7 @@ from enginefleet_builder.prepare import preflight as facade
 from enginefleet_builder.prepare import runtime_limits as limits
 from enginefleet_builder.prepare.checks import Asked, Subject, check
 from enginefleet_builder.prepare.findings import Finding, refuse
+from tests.builder.bad_inputs import quantized
 from tests.builder.models import classifier, elementwise, save_model
 
 
@@ -197,3 +198,57 @@ def test_a_model_that_is_too_large_to_be_converted_is_told_before_data_is_fetche
     told = [finding for finding in findings(path, **asked) if finding.reason == "ModelTooLarge"]
     assert [finding.severity for finding in told] == ([severity] if severity else [])
     assert all(set(finding.precisions) == set(asked["precisions"]) - {"fp32"} for finding in told)
+
+
+def symmetry(path: Path, **changes: Any) -> list[Finding]:
+    asked = {"precisions": ["int8"], "scales": "model", "inputs": profile([1, 4])} | changes
+    return [finding for finding in preflight(path, **asked) if finding.reason == "AsymmetricScales"]
+
+
+def test_without_a_class_asymmetric_scales_are_told_and_that_nobody_says_who_builds(tmp_path: Path) -> None:
+    (finding,) = symmetry(save_model(quantized(), tmp_path / "m.onnx"))
+    assert finding.severity == "warning"
+    assert "no class is given" in finding.message
+    assert "ONNX Runtime takes it" in finding.hint
+
+
+@pytest.mark.parametrize(
+    ("flavours", "severities"), [(["onnxruntime"], []), (["tensorrt-8"], ["error"]), (["onnxruntime", "tensorrt-10"], ["error"])]
+)
+def test_without_a_class_the_flavour_says_whether_scales_must_be_symmetric(
+    tmp_path: Path, flavours: list[str], severities: list[str]
+) -> None:
+    told = symmetry(save_model(quantized(), tmp_path / "m.onnx"), flavours=flavours)
+    assert [finding.severity for finding in told] == severities
+    assert all(flavour in finding.message for finding in told for flavour in flavours if flavour != "onnxruntime")
+
+
+def test_symmetric_scales_are_no_finding(tmp_path: Path) -> None:
+    model = quantized()
+    model.graph.initializer[-1].CopyFrom(numpy_helper.from_array(np.array(0, np.int8), "zero"))
+    assert [] == symmetry(save_model(model, tmp_path / "m.onnx"))
+
+
+def constant_zero(model: ModelProto, value: int) -> None:
+    """The zero point out of a Constant node."""
+    del model.graph.initializer[-1]
+    tensor = numpy_helper.from_array(np.array(value, np.int8))
+    model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["zero"], "constant", value=tensor))
+
+
+@pytest.mark.parametrize(("value", "severities"), [(3, ["error"]), (0, [])])
+def test_zero_points_of_constant_nodes_count(tmp_path: Path, value: int, severities: list[str]) -> None:
+    model = quantized()
+    constant_zero(model, value)
+    told = symmetry(save_model(model, tmp_path / "m.onnx"), flavours=["tensorrt-10"])
+    assert [finding.severity for finding in told] == severities
+
+
+def test_zero_points_that_do_not_stand_in_the_file_are_said_to_be_unknown(tmp_path: Path) -> None:
+    model = quantized()
+    constant_zero(model, 0)
+    model.graph.node[0].output[0] = "made"
+    model.graph.node.insert(1, onnx.helper.make_node("Identity", ["made"], ["zero"], "identity"))
+    (finding,) = symmetry(save_model(model, tmp_path / "m.onnx"), flavours=["tensorrt-10"])
+    assert finding.severity == "warning"
+    assert "2 quantizing nodes do not stand in the model file (quantize, dequantize)" in finding.message

@@ -55,6 +55,9 @@ def test_the_installed_onnx_runtime_is_as_the_table_says() -> None:
     [
         ("nvcr.io/nvidia/l4t-tensorrt:r8.5.2.2-devel", {"tensorrt": "8.5.2.2"}),
         ("nvcr.io/nvidia/l4t-jetpack:r36.4.0", {"l4t": "36.4.0"}),
+        ("nvcr.io/nvidia/tensorrt:26.02-py3-igpu", {"tensorrt": "10.11"}),
+        ("nvcr.io/nvidia/tensorrt:26.02-py3", {}),
+        ("nvcr.io/nvidia/tritonserver:24.08-py3", {}),
         ("dustynv/tensorrt:8.6-r36.2.0", {"tensorrt": "8.6", "l4t": "36.2.0"}),
         ("registry/runtime:trt-10.3@sha256:11.4", {"tensorrt": "10.3"}),
         ("enginefleet/runtime:ort-1.24", {"onnxruntime": "1.24"}),
@@ -83,6 +86,13 @@ def test_another_table_needs_no_release_of_ours(tmp_path: Path, monkeypatch: pyt
     assert found.opset == 30
 
 
+def test_a_table_of_ones_own_says_what_a_dated_tag_holds(tmp_path: Path) -> None:
+    images = [{"pattern": r"tensorrt:24\.08-py3", "gives": "tensorrt", "version": "10.3.0"}, *TABLE.to_json_dict()["images"]]
+    found = load(changed(tmp_path, images=images))
+    (target,) = from_manifests(manifest(tmp_path, hardware_class("nvcr.io/nvidia/tensorrt:24.08-py3")), found)
+    assert target.version == "10.3.0"
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -92,6 +102,7 @@ def test_another_table_needs_no_release_of_ours(tmp_path: Path, monkeypatch: pyt
         ({"onnxruntime": [{"release": "1.24", "opset": 1, "ir": 1}, {"release": "1.23", "opset": 1, "ir": 1}]}, "do not ascend"),
         ({"images": [{"pattern": "(", "gives": "l4t"}]}, "unterminated"),
         ({"images": [{"pattern": "a", "gives": "l4t"}]}, "not exactly one group"),
+        ({"images": [{"pattern": "(a)", "gives": "l4t", "version": "36.4"}]}, "one beside its version"),
         ({"hardware": [{"computeCapability": "9.0", "devices": "x", "precisions": ["fp3"]}]}, "hardware.0.precisions.0"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -114,6 +115,26 @@ def test_the_deadline_is_below_the_jobs_and_leaves_a_message(tmp_path: Path) -> 
     process.communicate(timeout=15)
     assert process.returncode == 44
     assert failure(tmp_path / "log").reason == "DeadlineExceeded"
+
+
+def test_by_hand_a_transient_failure_says_that_the_command_is_to_be_run_again() -> None:
+    code = WORK.format(body="threading.Event().wait(60)", timeout=1)
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=15, check=False)
+    assert done.returncode == 44
+    hint = "Raise the timeout when this is known to take longer. Run the command again: what it had published is not done twice."
+    assert done.stderr.splitlines()[-1].strip() == hint
+
+
+def test_in_a_pod_a_transient_failure_leaves_it_to_the_operator_to_say_when_it_is_tried_again(tmp_path: Path) -> None:
+    process = python(WORK.format(body="threading.Event().wait(60)", timeout=1), tmp_path / "log")
+    _, errors = process.communicate(timeout=15)
+    assert failure(tmp_path / "log").hint == errors.splitlines()[-1].strip() == "Raise the timeout when this is known to take longer."
+
+
+def test_no_hint_in_the_source_promises_another_attempt() -> None:
+    sources = Path(shell.__file__).parent.rglob("*.py")
+    promises = re.compile(r"It is (tried|judged|built|made) again|The pod starts again|[Ii]t starts again")
+    assert [] == [f"{file.name}: {found}" for file in sources for found in promises.findall(file.read_text())]
 
 
 def test_an_unknown_exception_is_a_failure_with_its_text_and_the_trace_in_the_log(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def crashed(code: int, log: str, *, out_of_memory: bool = False) -> EngineFleetE
     if code == -signal.SIGKILL and out_of_memory:
         return PermanentError("OutOfMemory", f"the kernel killed the engine's process for memory.{said}", "Raise the class's memory limit.")
     if code in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT):
-        return TransientFault("EngineProcessKilled", f"the engine's process was ended by {_name(code)}.{said}", "It is tried again.")
+        return TransientFault("EngineProcessKilled", f"the engine's process was ended by {_name(code)}.{said}")
     if code == -signal.SIGILL:
         return EnvironmentFault("IllegalInstruction", f"the engine uses an instruction that this CPU lacks.{said}", "Check the node's CPU.")
     if code in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS) and re.search(r"bad_alloc|Failed to allocate", log):

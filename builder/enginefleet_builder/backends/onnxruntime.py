@@ -22,7 +22,7 @@ from ..runtime_check import installed_version
 from .base import BuiltEngine, NodeRun
 from .child import Child
 from .providers import CPU, ExecutionProvider, refuse
-from .threads import resolve_threads
+from .threads import CARRIER, resolve_threads
 
 if TYPE_CHECKING:
     # ONNX Runtime itself is loaded by children only
@@ -76,10 +76,8 @@ class OnnxRuntime:
 
 
 def _environment(provider: ExecutionProvider) -> Mapping[str, str]:
-    """NumPy only carries arrays there: threads for its linear algebra would cost a third of the start. TensorRT has no option of ONNX Runtime for
-    TF32, and FP32 means FP32.
-    """
-    return os.environ | {"OPENBLAS_NUM_THREADS": "1"} | ({"NVIDIA_TF32_OVERRIDE": "0"} if provider.name == "TensorRT" else {})
+    """TensorRT has no option of ONNX Runtime for TF32, and FP32 means FP32."""
+    return os.environ | CARRIER | ({"NVIDIA_TF32_OVERRIDE": "0"} if provider.name == "TensorRT" else {})
 
 
 class OrtSession:

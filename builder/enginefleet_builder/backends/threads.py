@@ -1,12 +1,21 @@
-"""How many threads `threads: auto` is: the physical cores that this process may use, capped by the container's CPU limit."""
+"""Threads: how many an engine gets by `threads: auto` (the physical cores that this process may use, capped by the container's CPU limit), and
+the one that linear algebra gets in processes where NumPy only carries arrays. Standard library only: what is set here counts before NumPy is imported.
+"""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+
+CARRIER: Mapping[str, str] = {"OPENBLAS_NUM_THREADS": "1"}
+"""Variables of our own processes: a pool of threads for linear algebra costs a third of each start, and nothing is large enough for one. Others
+than OpenBLAS, NumPy's own, are left alone: a runtime may use OpenMP for the engine.
+"""
+ONE_THREAD: Mapping[str, str] = {**CARRIER, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Of a process that runs nothing but somebody's NumPy code, whichever library that was built with."""
 
 
 def resolve_threads(threads: str, cpus: Iterable[int] | None = None, root: Path = Path("/")) -> int:

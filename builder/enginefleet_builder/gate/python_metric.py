@@ -19,6 +19,7 @@ from enginefleet_api.errors import PermanentError
 from enginefleet_api.resources import PythonMetric
 
 from ..backends.child import Child
+from ..backends.threads import ONE_THREAD
 from ..io import Progress
 from .arrays import Array, Floats64
 
@@ -117,8 +118,8 @@ def open_code(spec: PythonMetric | None, progress: Progress) -> Iterator[Code | 
     if spec is None:
         yield None
         return
-    # no credentials, no proxy, no home: only what is needed to import numpy, which then starts no threads
-    environment = {"PATH": os.defpath, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
+    # no credentials, no proxy, no home: only what is needed to import numpy
+    environment = {"PATH": os.defpath, "LC_ALL": "C.UTF-8", **ONE_THREAD}
     deadline = Deadline(progress, seconds(spec.timeout))
     with unreadable(), Child(CHILD, deadline, environment) as child:
         yield Code(child, spec, deadline)

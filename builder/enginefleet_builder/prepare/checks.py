@@ -61,6 +61,8 @@ class Asked(Contract):
     """Where those of int8 and fp8 come from."""
     batch_sizes: list[int] = Field(default_factory=list)
     targets: list[PreflightTarget] = Field(default_factory=list)
+    flavours: list[str] = Field(default_factory=list)
+    """What is prepared for; counts where no target is told."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,6 +157,7 @@ def asked_of(request: PrepareRequest) -> Asked:
         scales=scales,
         batch_sizes=request.batch_sizes,
         targets=request.targets,
+        flavours=request.flavours,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -11,7 +12,7 @@ import onnx
 from onnx import TensorProto
 
 from enginefleet_api.fingerprint import BACKEND_NAMES
-from enginefleet_api.flavours import flavour_of, release
+from enginefleet_api.flavours import ONNXRUNTIME, flavour_of, release
 from enginefleet_api.jobs import PreflightTarget
 
 from ..backends.onnxruntime import MAX_MODEL_BYTES
@@ -31,6 +32,8 @@ JETSON_ONLY_DLA = ("7.2", "8.7")
 def check(subject: Subject) -> list[Finding]:
     """Findings about each target, each once. Errors name it: what one target lacks keeps nobody else from being served."""
     found = [_about(finding, target) for target in subject.asked.targets for one in CHECKS for finding in one(subject, target)]
+    if not subject.asked.targets:
+        found += without_class(subject)
     return list(dict.fromkeys(found))
 
 
@@ -52,9 +55,10 @@ def _release(subject: Subject, target: PreflightTarget) -> targets.TensorRT | No
 def known(subject: Subject, target: PreflightTarget) -> Iterator[Finding]:
     if target.backend == "tensorrt" and target.version is None:
         message = f"{_called(target)}: neither its probes nor its image's name {clean(target.image)!r} tell the release; opset and operators are not checked."
-        yield Finding(
-            "warning", "TargetUnknown", message, "Give the class as `kubectl get hardwareclass NAME -o yaml` prints it, with its status."
-        )
+        hint = "Give the class as `kubectl get hardwareclass NAME -o yaml` prints it, with its status."
+        if re.search(r":[0-9]{2}\.[0-9]{2}-", target.image):
+            hint += " The tag is a date; which TensorRT it holds, the table of targets can be told (docs/preflight.md)."
+        yield Finding("warning", "TargetUnknown", message, hint)
     elif target.backend == "tensorrt" and _release(subject, target) is None:
         oldest = subject.table.tensorrt[0].release
         message = f"{_called(target)} is older than {oldest}, the first release that is supported."
@@ -249,25 +253,58 @@ def dla_sizes(subject: Subject, target: PreflightTarget) -> Iterator[Finding]:
 
 
 def zero_points(subject: Subject, target: PreflightTarget) -> Iterator[Finding]:
+    if target.backend != "onnxruntime":
+        yield from _zero_points(subject, _called(target))
+
+
+def without_class(subject: Subject) -> Iterator[Finding]:
+    """Where no class is told, as by hand: what can be said all the same of what only some backends take."""
+    tensorrt = [flavour for flavour in subject.asked.flavours if flavour != ONNXRUNTIME]
+    if tensorrt:
+        yield from _zero_points(subject, f"TensorRT (flavour {', '.join(tensorrt)})")
+    elif not subject.asked.flavours:
+        for finding in _zero_points(subject, "TensorRT"):
+            message = f"{finding.message} Whether TensorRT is to build it is not known here: no class is given."
+            yield replace(finding, severity="warning", message=message, hint=f"{finding.hint} ONNX Runtime takes it as it is.")
+
+
+def _zero_points(subject: Subject, called: str) -> Iterator[Finding]:
     """TensorRT's scales are symmetric: another zero point is refused by its parser."""
-    if target.backend == "onnxruntime":
-        return
-    stored = {
-        tensor.name: tensor for tensor in models.tensors(subject.model) if tensor.name and tensor.data_location != TensorProto.EXTERNAL
-    }
-    off = []
-    for node in models.nodes(subject.model):
-        if node.op_type in models.QUANTIZING and len(node.input) > 2 and node.input[2] in stored:
-            tensor = stored[node.input[2]]
-            unsigned = tensor.data_type in (TensorProto.UINT8, TensorProto.UINT16)
+    off, unseen = _asymmetric(subject.model)
+    if off:
+        message = f"{len(off)} quantizing nodes have a zero point other than 0 or are unsigned ({named(off)}); {called} takes symmetric int8 only."
+        yield Finding("error", "AsymmetricScales", message, "Quantize symmetrically, or give the model before quantization.")
+    if unseen:
+        message = (
+            f"zero points of {len(unseen)} quantizing nodes do not stand in the model file ({named(unseen)}), so whether they are 0, "
+            f"as {called} needs them, is not known."
+        )
+        yield Finding("warning", "AsymmetricScales", message, "Store them in the .onnx file, as quantizers do.")
+
+
+def _asymmetric(model: onnx.ModelProto) -> tuple[list[str], list[str]]:
+    """(quantizing nodes that are not symmetric, those whose zero point cannot be seen), by name."""
+    stored = {tensor.name: tensor for tensor in models.tensors(model) if tensor.name}
+    constants = (node for node in models.nodes(model) if node.op_type == "Constant" and node.output)
+    stored |= {node.output[0]: one.t for node in constants for one in node.attribute if one.name == "value"}
+    off, unseen = [], []
+    for node in models.nodes(model):
+        if node.op_type not in models.QUANTIZING or len(node.input) <= 2 or not node.input[2]:
+            continue
+        tensor, name = stored.get(node.input[2]), node.name or node.op_type
+        if tensor is None:
+            unseen.append(name)
+        elif tensor.data_type in (TensorProto.UINT8, TensorProto.UINT16):
+            off.append(name)
+        elif tensor.data_location == TensorProto.EXTERNAL:
+            unseen.append(name)
+        else:
             try:
-                if unsigned or np.any(onnx.numpy_helper.to_array(tensor) != 0):
-                    off.append(node.name or node.op_type)
+                if np.any(onnx.numpy_helper.to_array(tensor) != 0):
+                    off.append(name)
             except (ValueError, TypeError, KeyError):
                 continue  # its size is a finding of its own
-    if off:
-        message = f"{len(off)} quantizing nodes have a zero point other than 0 or are unsigned ({named(off)}); {_called(target)} takes symmetric int8 only."
-        yield Finding("error", "AsymmetricScales", message, "Quantize symmetrically, or give the model before quantization.")
+    return off, unseen
 
 
 def size(subject: Subject, target: PreflightTarget) -> Iterator[Finding]:

@@ -82,10 +82,11 @@ class KnownBadEntry(Contract):
 
 
 class ImageEntry(Contract):
-    """A part of an image's name whose first group is a version."""
+    """A part of an image's name that tells a version: its group does, or `version` where the name holds none (tags that are dates)."""
 
     pattern: str
     gives: Literal["tensorrt", "l4t", "onnxruntime"]
+    version: str = Field(default="", pattern=r"^([0-9]+(\.[0-9]+)*)?$")
 
 
 class Table(DatedTable):
@@ -129,8 +130,8 @@ def _check(table: Table) -> None:
         if len(bad.tensorrt) == 1 or [release(text) for text in bad.tensorrt] != sorted(release(text) for text in bad.tensorrt):
             raise ValueError(f"knownBad.{number}: tensorrt {bad.tensorrt} is no first and last release")
     for entry in table.images:
-        if re.compile(entry.pattern).groups != 1:
-            raise ValueError(f"images: {entry.pattern!r} has not exactly one group")
+        if re.compile(entry.pattern).groups != (0 if entry.version else 1):
+            raise ValueError(f"images: {entry.pattern!r} has not exactly one group, or has one beside its version")
 
 
 _TABLE = Replaceable(
@@ -194,7 +195,7 @@ def known_from_image(table: Table, image: str) -> dict[str, str]:
     for entry in table.images:
         match = re.search(entry.pattern, image.partition("@")[0])
         if match and entry.gives not in found:
-            found[entry.gives] = match[1]
+            found[entry.gives] = entry.version or match[1]
     return found
 
 

@@ -138,7 +138,7 @@ def _with_onnxruntime(path: Path, manifest: EngineManifest, name: str) -> Engine
     except Exception as error:
         # ONNX Runtime's exceptions have no common base of their own.
         raise PermanentError(
-            "EngineRefused", f"ONNX Runtime refuses {path.name}: {str(error).strip()[:400]}", "It is built again."
+            "EngineRefused", f"ONNX Runtime refuses {path.name}: {str(error).strip()[:400]}", "A build replaces it."
         ) from error
     return _engine(name, manifest, session, _tensors(session.get_inputs()), _tensors(session.get_outputs()))
 

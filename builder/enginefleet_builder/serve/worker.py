@@ -32,7 +32,9 @@ class _Patience(Progress):
     def check(self) -> None:
         super().check()
         if time.monotonic() > self._until:
-            raise TransientFault("InferenceHung", f"a run took longer than {self._seconds:g} s.", "The pod starts again.")
+            raise TransientFault(
+                "InferenceHung", f"a run took longer than {self._seconds:g} s.", "Start the server again, where no kubelet does."
+            )
 
 
 class WorkerSession:

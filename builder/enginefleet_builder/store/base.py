@@ -37,7 +37,7 @@ class BlobDamaged(PermanentError):
         super().__init__(
             "BlobDamaged",
             f"{key} in the store has sha256 {found}, expected {expected}.",
-            "The engine is built again; look for what altered the bucket's objects.",
+            "A build replaces it; look for what altered the bucket's objects.",
         )
 
 
@@ -59,7 +59,7 @@ class StoreUnavailable(TransientFault):
         super().__init__(
             "StoreUnavailable",
             f"the store {where} does not answer: {found}.",
-            "It is tried again; check the endpoint and the network when this stays.",
+            "Check the endpoint and the network when this stays.",
         )
 
 

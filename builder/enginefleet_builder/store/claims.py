@@ -31,7 +31,7 @@ class ClaimHeld(TransientFault):
         super().__init__(
             "ClaimHeld",
             f"{claim.holder} builds this engine; its claim runs for another {wait_seconds:.0f} s.",
-            "Its result is adopted when it is there.",
+            "The next attempt adopts its result when it is there.",
         )
         self.claim = claim
         self.wait_seconds = wait_seconds
@@ -97,7 +97,7 @@ class HeldClaim:
                 self._lost = TransientFault(
                     "ClaimLost",
                     f"the claim of {self.claim.holder} expired and another builder took it over.",
-                    "Nothing was published; the other's result is adopted.",
+                    "Nothing was published; the next attempt adopts the other's result.",
                 )
                 return
             self.claim, self._etag, self._renewed = renewed, etag, started

@@ -114,13 +114,13 @@ class _Transfer:
             return TransientFault(
                 "StoreTruncated",
                 f"{self._key} broke off at byte {at} of {self._total}, {MOST_STALLS} times in a row.",
-                "It is tried again; look for a proxy that cuts connections when this stays.",
+                "Look for a proxy that cuts connections when this stays.",
             )
         if isinstance(error, ClientError):
             if is_missing(error):
                 return ObjectMissing(self._store.name, self._key)
             if is_precondition(error):
-                return TransientFault("StoreObjectChanged", f"{self._key} was replaced while it was read.", "It is tried again.")
+                return TransientFault("StoreObjectChanged", f"{self._key} was replaced while it was read.")
         assert isinstance(error, ClientError | BotoCoreError)
         return classify(error, self._store.name)
 

@@ -86,9 +86,7 @@ class Records:
         place = layout.verdict if decides else layout.context_verdict
         key = place(verdict.engine_key, verdict.gate_key, verdict.blob, verdict.time, verdict.holder)
         if not self._put_document(key, verdict):
-            raise TransientFault(
-                "VerdictExists", f"{key} is there already: two verdicts of one holder in the same microsecond.", "It is judged again."
-            )
+            raise TransientFault("VerdictExists", f"{key} is there already: two verdicts of one holder in the same microsecond.")
         return key
 
     def newest_verdict(self, engine_key: str, gate_key: str, blob: str | None = None) -> tuple[str, Verdict] | None:
@@ -130,9 +128,7 @@ class Records:
         self._put_document(layout.prepared_manifest(manifest.prepared_key), manifest)
         standing = self.prepared(manifest.prepared_key)
         if standing is None:
-            raise TransientFault(
-                "PreparedVanished", f"the manifest of {manifest.prepared_key} was removed while it was published.", "It is tried again."
-            )
+            raise TransientFault("PreparedVanished", f"the manifest of {manifest.prepared_key} was removed while it was published.")
         return standing
 
     def prepared(self, prepared_key: str) -> PreparedManifest | None:
