@@ -66,7 +66,7 @@ def fetch(request: FetchRequest, progress: Progress, open_store: OpenStore = ope
     try:
         engine.parent.mkdir(parents=True, exist_ok=True)
         # A node that has everything asks the store only briefly: after a reboot without a link each second counts.
-        patience = CACHED_PATIENCE if cache.passed() and cache.blob.is_file() else request.timeout_seconds / 4
+        patience = CACHED_PATIENCE if cache.passed() and cache.blob.is_file() else request.patience_seconds or request.timeout_seconds / 4
         store = open_store(request.store, patience, progress)
         allowed = _allowed(request, cache, store, progress)
         from_cache = _from_cache(request, cache, engine, progress)

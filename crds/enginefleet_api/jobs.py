@@ -253,6 +253,8 @@ class FetchRequest(Contract):
     preprocessing: Preprocessing | None = None
     """Left beside the engine for the server."""
     timeout_seconds: int = 110
+    patience_seconds: int | None = None
+    """How long the store may not answer; None: a quarter of timeout_seconds. Not sent where there is none: older images do not know it."""
 
 
 class FetchReport(Contract):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
-from .fleet import Fleet, Site, start_fleet
+from .fleet import Fleet, OperatorProcess, Site, start_fleet, token_kubeconfig
+from .killer import KillProxy
 
 
 @pytest.fixture(scope="session")
@@ -47,3 +50,25 @@ def served(cluster_fleet: Fleet) -> Iterator[Site]:
     made.wait_ready()
     yield made
     made.close()
+
+
+@pytest.fixture
+def proxied(cluster_fleet: Fleet, tmp_path: Path) -> Iterator[tuple[Fleet, KillProxy]]:
+    """The fleet with an operator behind the proxy, not started yet."""
+    fleet = cluster_fleet
+    fleet.operator.kill()
+    config = yaml.safe_load(fleet.cluster.kubeconfig.read_text())
+    cluster = config["clusters"][0]["cluster"]
+    ca = tmp_path / "ca.crt"
+    if "certificate-authority-data" in cluster:
+        ca.write_bytes(base64.b64decode(cluster["certificate-authority-data"]))
+    else:
+        ca = Path(cluster["certificate-authority"])
+    with KillProxy(cluster["server"], str(ca)) as proxy:
+        path = token_kubeconfig(fleet.cluster, fleet.kube, tmp_path / "proxied.kubeconfig", proxy.url)
+        usual, fleet.operator = fleet.operator, OperatorProcess(path, fleet.operator.log)
+        try:
+            yield fleet, proxy
+        finally:
+            fleet.operator.kill()
+            fleet.operator = usual

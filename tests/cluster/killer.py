@@ -32,6 +32,11 @@ class KillProxy:
         self._left = self._life = 0
         self._kill: Callable[[], None] = lambda: None
         self.writes: list[str] = []
+        self.faulty = 0
+        """Each so many-th request goes wrong, watches left out; 0: none does."""
+        self.faults: dict[str, int] = {}
+        """How often, by what went wrong."""
+        self._requests = 0
         proxy = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -94,8 +99,18 @@ class KillProxy:
         body = request.rfile.read(int(request.headers.get("Content-Length", "0")))
         headers = {k: v for k, v in request.headers.items() if k.lower() not in ("host", "connection", "accept-encoding")}
         request.close_connection = True
+        fault = self._fault(request.path)
+        if fault in ("503", "429"):
+            request.send_response(int(fault))
+            request.send_header("Content-Length", "0")
+            request.send_header("Retry-After", "1")
+            request.end_headers()
+            return
         upstream.request(request.command, request.path, body or None, headers)
         response = upstream.getresponse()
+        if fault == "answer lost":
+            response.read()
+            return
         if request.command in WRITES and response.status < 300 and self._counted(request, life):
             return
         request.send_response(response.status)
@@ -112,6 +127,18 @@ class KillProxy:
         request.end_headers()
         request.wfile.write(content)
         request.close_connection = response.will_close
+
+    def _fault(self, path: str) -> str:
+        """What goes wrong with this request; "": nothing. Refused, put off, and done with the answer lost, in turn."""
+        with self._lock:
+            if not self.faulty or "watch" in parse_qs(urlsplit(path).query):
+                return ""
+            self._requests += 1
+            if self._requests % self.faulty:
+                return ""
+            kind = ("503", "answer lost", "429")[self._requests // self.faulty % 3]
+            self.faults[kind] = self.faults.get(kind, 0) + 1
+            return kind
 
     def _counted(self, request: http.server.BaseHTTPRequestHandler, life: int) -> bool:
         """Whether this write was the last one that the operator lives to do."""

@@ -2,48 +2,24 @@
 
 from __future__ import annotations
 
-import base64
 import http.client
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
-from .fleet import Fleet, OperatorProcess, Site, everywhere, phase, served_by, standing, template, token_kubeconfig
+from .fleet import Fleet, Site, everywhere, phase, served_by, standing, template
 from .killer import KillProxy
 
 SWEEP = range(1, 31, 1 if os.environ.get("ENGINEFLEET_SWEEP") else 9)
 PREFIX = "kill-points"
 """One place for the engines of all these tests: what is looked at here is the operator, not the compiler."""
 END = {"workloads": 1, "pods": ["node-b1"], "ready": "True", "rollout": "1/1"}
-
-
-@pytest.fixture
-def proxied(cluster_fleet: Fleet, tmp_path: Path) -> Iterator[tuple[Fleet, KillProxy]]:
-    """The fleet with an operator behind the proxy, not started yet."""
-    fleet = cluster_fleet
-    fleet.operator.kill()
-    config = yaml.safe_load(fleet.cluster.kubeconfig.read_text())
-    cluster = config["clusters"][0]["cluster"]
-    ca = tmp_path / "ca.crt"
-    if "certificate-authority-data" in cluster:
-        ca.write_bytes(base64.b64decode(cluster["certificate-authority-data"]))
-    else:
-        ca = Path(cluster["certificate-authority"])
-    with KillProxy(cluster["server"], str(ca)) as proxy:
-        path = token_kubeconfig(fleet.cluster, fleet.kube, tmp_path / "proxied.kubeconfig", proxy.url)
-        usual, fleet.operator = fleet.operator, OperatorProcess(path, fleet.operator.log)
-        try:
-            yield fleet, proxy
-        finally:
-            fleet.operator.kill()
-            fleet.operator = usual
 
 
 def live_build_pods(site: Site) -> dict[str, int]:

@@ -23,6 +23,7 @@ from ..planning.model import (
     RestoreWorkload,
     Snapshot,
     StartBuild,
+    StartPreload,
     StartPrepare,
     StartProbe,
     StartVerify,
@@ -75,6 +76,8 @@ async def _act_model(client: ApiClient, snapshot: Snapshot, action: Action) -> N
             await _create(client, manifests.verify_job(snapshot, action))
         case CreateWorkload():
             await _create(client, manifests.workload(snapshot, action))
+        case StartPreload():
+            await _create(client, manifests.preload_job(snapshot, action))
         case KeepRevision():
             await _create(client, manifests.revision(snapshot, action.workload))
         case RestoreWorkload():

@@ -148,6 +148,7 @@ def job(obj: Object, pods: Iterable[Object]) -> Job:
         attempt=int(notes.get(labels.ATTEMPT, "1")),
         build=have.get(labels.ENGINE_BUILD, ""),
         inputs_key=notes.get(labels.INPUTS_KEY, ""),
+        blob=notes.get(labels.BLOB, ""),
         active=not how,
         deleting="deletionTimestamp" in meta,
         live_pods=live,

@@ -105,7 +105,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A Job with what its pods said. `finished` with neither report nor failure does not exist: see kube.views."""
+    """A Job with what its pods said. One that is finished has a report or a failure (see kube.views); only a preload has nothing to report."""
 
     name: str
     uid: str
@@ -113,6 +113,8 @@ class Job:
     attempt: int
     build: str = ""
     inputs_key: str = ""
+    blob: str = ""
+    """The engine that it brings to a node."""
     active: bool = True
     deleting: bool = False
     live_pods: int = 0
@@ -350,6 +352,15 @@ class CreateWorkload:
 
 
 @dataclass(frozen=True, slots=True)
+class StartPreload:
+    """Bring the engine of `workload` to a node's cache, before what serves there ends."""
+
+    job: str
+    node: str
+    workload: CreateWorkload
+
+
+@dataclass(frozen=True, slots=True)
 class KeepRevision:
     """Keep the DaemonSet of one engine as a ControllerRevision, for a rollback."""
 
@@ -436,6 +447,7 @@ Action = (
     | StartBuild
     | StartVerify
     | CreateWorkload
+    | StartPreload
     | KeepRevision
     | RestoreWorkload
     | CreateService

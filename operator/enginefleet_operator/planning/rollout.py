@@ -60,6 +60,8 @@ class NodeState:
     """Its fingerprint: engines of several kinds may be equal to the byte, and have equal targets; each kind has a canary all the same."""
     unfit: str = ""
     """Why the pod of its target would not run there; what serves there stays."""
+    loaded: bool = True
+    """The engine of its target is on the node: what serves is not ended for a pod that would have to fetch it first."""
     building: bool = False
     """Its pod makes way for a build: it is unavailable, and no turn comes to it until the pod is back."""
 
@@ -98,7 +100,8 @@ class Step:
     """flips: allowed now. held: why no further ones are. stage: canary, a percentage, rollback, or done.
 
     failure: the release is to be given up, and why; then only flips that were begun go on. wake_at: when the passing of time alone changes the answer.
-    excuse: nodes that do not serve under the release that they have, to be remembered before they move.
+    excuse: nodes that do not serve under the release that they have, to be remembered before they move. load: nodes to which the engine is to be
+    brought, as their turn has come.
     """
 
     flips: tuple[Flip, ...] = ()
@@ -107,6 +110,7 @@ class Step:
     failure: str = ""
     wake_at: float | None = None
     excuse: tuple[str, ...] = ()
+    load: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +192,7 @@ def step(nodes: Iterable[NodeState], policy: Policy, now: float) -> Step:
     - A node in the middle of a flip goes on whatever the budget says: it is unavailable until it arrives.
     - Canary nodes move first, then as many as each step allows. A stage is done when its nodes are ready (canary: for `soak`) or failed
       within maxFailures.
+    - A node that serves moves when the engine is on it; until then it is one of those to which it is brought, as many at a time as may be unavailable.
     - Nodes that have a release and do not serve it move at once and at no cost; others while fewer than the budget are unavailable.
     - Unreachable and cordoned nodes, those on which the new pod would not run, and those that are paused for a build are left out and catch up later.
     - A failed canary, more failed nodes than maxFailures, or nothing but failed ones: the release has failed.
@@ -220,7 +225,8 @@ def step(nodes: Iterable[NodeState], policy: Policy, now: float) -> Step:
     excuse = tuple(node.name for node in turn if node.failed and not node.excused and not policy.back)
     closed = not policy.open and not policy.back
     idle = [node for node in turn if not node.serving and node.name not in excuse]
-    busy = [node for node in turn if node.serving]
+    unloaded = [] if policy.back else [node for node in turn if node.serving and not node.loaded]
+    busy = [node for node in turn if node.serving and node not in unloaded]
     for node in idle:
         value = DRAINING + node.target if node.pods and node.current else node.target
         flips.append(Flip(node.name, value, "nothing serves there: moves at no cost"))
@@ -230,10 +236,12 @@ def step(nodes: Iterable[NodeState], policy: Policy, now: float) -> Step:
     for number, node in enumerate(busy[:room]):
         flips.append(Flip(node.name, DRAINING + node.target, f"{away + number} of at most {allowed} unavailable"))
     held = ""
-    if closed and busy:
-        held = f"{len(busy)} nodes wait for a window of spec.rollout.windows"
+    if closed and (busy or unloaded):
+        held = f"{len(busy) + len(unloaded)} nodes wait for a window of spec.rollout.windows"
     elif len(busy) > room:
         held = f"{len(busy) - room} nodes wait: {away + min(room, len(busy))} of at most {allowed} are unavailable"
+    elif unloaded:
+        held = f"the engine is brought to {_named(unloaded)} before what serves there ends"
     elif not policy.back and len(turn) < len(movable):
         held = stage.held
     elif unfit:
@@ -241,7 +249,8 @@ def step(nodes: Iterable[NodeState], policy: Policy, now: float) -> Step:
         held = f"{len(unfit)} nodes keep what they serve, the new pod would not run there: {first}: {why}"
     elif len(movable) < len(waiting):
         held = f"{len(waiting) - len(movable)} nodes are cordoned"
-    return Step((*flips, *late), held, name, wake_at=stage.wake_at, excuse=excuse)
+    load = tuple(node.name for node in unloaded[:allowed])
+    return Step((*flips, *late), held, name, wake_at=stage.wake_at, excuse=excuse, load=load)
 
 
 def _moved(node: NodeState) -> bool:

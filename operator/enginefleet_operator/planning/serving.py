@@ -12,7 +12,7 @@ from enginefleet_api.base import seconds
 from enginefleet_api.identity import object_name
 from enginefleet_api.resources import EngineBuildStatus, RefusedRelease, Resolved, RolloutStatus
 
-from . import requests, retry, rollout, windows
+from . import preloading, requests, retry, rollout, windows
 from .model import (
     Action,
     CreateService,
@@ -20,6 +20,7 @@ from .model import (
     Delete,
     Event,
     HardwareClass,
+    Job,
     KeepRevision,
     LabelNode,
     Node,
@@ -44,10 +45,11 @@ BROKEN = frozenset(
 
 
 class Goal(NamedTuple):
-    """The label that a node is to get, "" where no engine of its own has passed, and the fingerprint that this engine is for."""
+    """The label that a node is to get, "" where no engine of its own has passed, and the fingerprint and DaemonSet that this engine is for."""
 
     label: str = ""
     fingerprint: str = ""
+    workload: CreateWorkload | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class ClassRollout:
     flips: tuple[rollout.Flip, ...] = ()
     wake_at: float | None = None
     events: tuple[Event, ...] = ()
+    load: tuple[tuple[str, CreateWorkload], ...] = ()
+    """Nodes to which an engine is to be brought."""
 
     @property
     def held(self) -> str:
@@ -70,6 +74,7 @@ class ClassRollout:
 class Serving:
     classes: tuple[ClassRollout, ...]
     actions: tuple[Action, ...]
+    wake_at: float | None = None
     tokens: tuple[str, str] = ("", "")
     """Values of the annotations promote and abort that have been acted on."""
 
@@ -102,25 +107,29 @@ def serving(
         releases[want.hardware_class.name] = release
         creates[name] = CreateWorkload(name, want.hardware_class.name, release, label, want.name, want.spec, blob, size)
         for node in want.nodes:
-            goals[node] = Goal(label, want.fingerprint)
+            goals[node] = Goal(label, want.fingerprint, creates[name])
     # looked up once a node, of which there may be thousands: not searched for each of them
     pods: dict[str, list[ServingPod]] = {}
     for pod in s.pods:
         pods.setdefault(pod.node, []).append(pod)
-    results = tuple(_class(s, hwc, releases.get(hwc.name, ""), goals, pods, away, now) for hwc in targets(s))
+    jobs = preloading.jobs_of(s)
+    results = tuple(_class(s, hwc, releases.get(hwc.name, ""), goals, pods, jobs, away, now) for hwc in targets(s))
     used = {labels.plain(node.labels[key]) for node in s.nodes if key in node.labels}
     actions = _workloads(s, creates, used | {labels.plain(flip.value) for c in results for flip in c.flips})
     # a label is set only where its workload is there to follow it, or is created in this very plan before it
     versions = {node.name: node.resource_version for node in s.nodes}
     actions += [LabelNode(f.node, versions[f.node], {key: f.value}, f.why) for c in results for f in c.flips]
     actions += _unlabel(s, key)
+    waits = [(n.name, goal.blob) for c in results for n in c.nodes if (goal := goals.get(n.name, Goal()).workload) and _waits(n)]
+    loads, wake_at = preloading.preload(s, [one for c in results for one in c.load], waits, now)
+    actions += loads
     actions += _retire(s, used, set(creates))
     actions += _forget(s, used, set(creates), results)
     if creates and not s.has_service:
         actions.append(CreateService(service_name(s.name, s.uid)))
     # a token is used up once there is a release that it can be about
     tokens = (s.annotations.get(labels.PROMOTE, ""), s.annotations.get(labels.ABORT, ""))
-    return Serving(results, tuple(actions), tokens if releases else (s.status.promote_token, s.status.abort_token))
+    return Serving(results, tuple(actions), wake_at, tokens if releases else (s.status.promote_token, s.status.abort_token))
 
 
 def _class(
@@ -129,6 +138,7 @@ def _class(
     release: str,
     goals: Mapping[str, Goal],
     pods: Mapping[str, list[ServingPod]],
+    jobs: Mapping[str, Job],
     away: Collection[str],
     now: float,
 ) -> ClassRollout:
@@ -155,10 +165,13 @@ def _class(
     excused = before.excused if before.release == release else []
     back = refused is not None  # also while what comes next is still being built
     stable = _labels_of(s, hardware_class, next((known for known in history if known != release), ""))
+    loads = {n.name: preloading.loading(s, jobs, n, n.labels.get(key, ""), goals.get(n.name, Goal()).workload) for n in mine}
     states = tuple(
         replace(
             _state(s, key, node, goals.get(node.name, Goal()), stable, back, node.name in excused, pods.get(node.name, []), now),
             building=node.name in away,
+            loaded=loads[node.name].loaded,
+            unfit=s.unfit.get(node.name, "") or loads[node.name].unfit,
         )
         for node in mine
     )
@@ -185,12 +198,18 @@ def _class(
         step="done" if course.settled(release) and not step.flips else step.stage if release else "",
         started_at=started,
         eta=_eta(states, started) if is_open and release and not step.failure and not back and not s.spec.paused else "",
-        paused_reason=step.held,
+        paused_reason=step.held + next((f": {loads[name].said}" for name in step.load if loads[name].said), ""),
         promoted=promoted,
         excused=sorted({*(node.name for node in states if node.excused), *step.excuse})[:100],
     )
     wakes = [at for at in (step.wake_at, None if policy.back else changes) if at is not None]
-    return ClassRollout(hardware_class, states, standing, course.flips, min(wakes, default=None), events)
+    load = tuple((name, workload) for name in step.load if (workload := goals[name].workload) is not None)
+    return ClassRollout(hardware_class, states, standing, course.flips, min(wakes, default=None), events, load)
+
+
+def _waits(node: rollout.NodeState) -> bool:
+    """Whether it has not begun to move to its target."""
+    return bool(node.target) and node.target != node.current.removeprefix(labels.DRAINING)
 
 
 def _new(s: Snapshot, annotation: str, used: str) -> str:
@@ -311,7 +330,6 @@ def _state(
         stable=former,
         ready_since=max((p.since for p in mine if p.ready), default=0.0),
         excused=excused,
-        unfit=s.unfit.get(node.name, ""),
         kind=goal.fingerprint,
         may_be_canary=chosen is None or chosen.matches(node.labels),
     )
@@ -349,6 +367,7 @@ def wakes(s: Snapshot, served: Serving, now: float) -> list[float]:
     found += [absent_at(s, node) for node in s.nodes if node.name in empty]
     found += [c.wake_at for c in served.classes if c.wake_at is not None]
     found += [now + UNFIT] if s.unfit else []
+    found += [served.wake_at] if served.wake_at is not None else []
     return [at for at in found if now < at < math.inf]
 
 

@@ -713,6 +713,10 @@ def _lost(s: Snapshot, want: Wanted, status: EngineBuildStatus) -> str:
         w.label for w in s.workloads if (w.hardware_class, w.fingerprint, w.blob) == (want.hardware_class.name, want.fingerprint, blob)
     }
     passed_at = retry.seconds_of(status.passed_at) if status.passed_at else 0.0
+    for job in s.jobs:
+        said = job.failure if job.role == "preload" and job.blob == blob and job.ended > passed_at else None
+        if said is not None and said.reason in LOST_ENGINE:
+            return f"{said.reason}: {said.message}"
     for pod in s.pods:
         if pod.trouble_at <= passed_at:
             continue  # said before the engine was published again; the pod asks again by itself

@@ -18,6 +18,7 @@ from ..planning.model import (
     HardwareClass,
     Snapshot,
     StartBuild,
+    StartPreload,
     StartPrepare,
     StartProbe,
     StartVerify,
@@ -30,11 +31,15 @@ PREPARE_DEADLINE = 3600
 BUILD_DEADLINE = 6 * 3600
 PROBE_DEADLINE = 300
 VERIFY_DEADLINE = 3600
+PRELOAD_DEADLINE = 2 * 3600
+PRELOAD_PATIENCE = 20
+"""Seconds: a store that does not answer is asked again by the next Job."""
 MARGIN = 60
 """The worker's own deadline lies this much before the pod's, so that a message is always left."""
 SERVE_PORT = 8080
 ALL_GPUS = ({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}, {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "compute,utility"})
 """What NVIDIA's container runtime gives a pod that holds no device."""
+CACHE_MOUNT = {"name": CACHE, "mountPath": "/cache"}
 NO_API_ACCESS = {"name": NO_TOKEN, "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "readOnly": True}
 """Where a container has this mount the API server puts no token, whatever service account the user's template names."""
 
@@ -324,7 +329,7 @@ def _pod_spec(s: Snapshot, action: CreateWorkload, hardware_class: HardwareClass
         {"name": ENGINE, "emptyDir": {}},
         {"name": SCRATCH, "emptyDir": {}},
         {"name": NO_TOKEN, "emptyDir": {}},
-        {"name": CACHE, "hostPath": {"path": s.settings.cache_path, "type": "DirectoryOrCreate"}},
+        _cache_volume(s),
     ]
     if template is not None:
         _give_devices(pod, runtime.resources)
@@ -343,10 +348,47 @@ def _give_devices(pod: dict[str, Any], resources: Mapping[str, Any]) -> None:
     containers[0]["resources"] = written | {kind: dict(written.get(kind) or {}) | amounts for kind, amounts in wanted.items()}
 
 
-def _init_containers(s: Snapshot, action: CreateWorkload, image: str, pod: dict[str, Any]) -> list[dict[str, Any]]:
+def preload_job(s: Snapshot, action: StartPreload) -> dict[str, Any]:
+    """Fetches as a serving pod does, only into the node's cache: without a device, and with the time that a slow link takes."""
     assert s.store is not None
-    spec, path = action.spec, s.spec.serving.engine_path
-    fetch = FetchRequest(
+    spec = action.workload.spec
+    hardware_class = s.classes[action.workload.hardware_class]
+    written = ((s.spec.serving.template or {}).get("spec") or {}).get("tolerations") or []
+    request = _fetch_request(s, action.workload).model_copy(
+        update={"engine_path": "/tmp/engine", "timeout_seconds": PRELOAD_DEADLINE - MARGIN, "patience_seconds": PRELOAD_PATIENCE}
+    )
+    readers = s.store.read_credentials_secret_ref or s.store.credentials_secret_ref
+    made = pods.job(
+        name=action.job,
+        namespace=s.namespace,
+        labels=_labels(s, "preload", **{labels.HARDWARE_CLASS: hardware_class.name}),
+        annotations={labels.BLOB: action.workload.blob},
+        owners=pods.owner("ModelDeployment", s.name, s.uid),
+        image=spec.image,
+        command=["enginefleet", "fetch"],
+        env=[pods.request_env(request.model_dump_json(by_alias=True, exclude_none=True)), *pods.credentials("STORE", readers)],
+        resources={},
+        node_selector={},
+        affinity=pods.on_nodes((action.node,)),
+        tolerations=[*written, *hardware_class.spec.runtime.tolerations],
+        runtime_class="",
+        deadline=PRELOAD_DEADLINE,
+        ttl=s.settings.job_ttl,
+    )
+    pod = made["spec"]["template"]["spec"]
+    pod["volumes"].append(_cache_volume(s))
+    pod["containers"][0]["volumeMounts"] = [*pod["containers"][0]["volumeMounts"], CACHE_MOUNT]
+    return made
+
+
+def _cache_volume(s: Snapshot) -> dict[str, Any]:
+    return {"name": CACHE, "hostPath": {"path": s.settings.cache_path, "type": "DirectoryOrCreate"}}
+
+
+def _fetch_request(s: Snapshot, action: CreateWorkload) -> FetchRequest:
+    assert s.store is not None
+    spec = action.spec
+    return FetchRequest(
         engine_key=spec.engine_key,
         gate_key=spec.gate_key,
         blob=action.blob,
@@ -354,12 +396,17 @@ def _init_containers(s: Snapshot, action: CreateWorkload, image: str, pod: dict[
         fingerprint=spec.fingerprint,
         facts=dict(spec.request["facts"]),
         store=requests.store_ref(s.store),
-        engine_path=path,
+        engine_path=s.spec.serving.engine_path,
         layout=s.spec.serving.layout,
         model_name=s.name,
-        cache_path="/cache",
+        cache_path=str(CACHE_MOUNT["mountPath"]),
         preprocessing=s.spec.preprocessing,
     )
+
+
+def _init_containers(s: Snapshot, action: CreateWorkload, image: str, pod: dict[str, Any]) -> list[dict[str, Any]]:
+    assert s.store is not None
+    spec, path, fetch = action.spec, s.spec.serving.engine_path, _fetch_request(s, action)
     readers = s.store.read_credentials_secret_ref or s.store.credentials_secret_ref
     runtime = s.classes[action.hardware_class].spec.runtime
     containers = [
@@ -377,7 +424,7 @@ def _init_containers(s: Snapshot, action: CreateWorkload, image: str, pod: dict[
             "volumeMounts": [
                 {"name": ENGINE, "mountPath": path},
                 {"name": SCRATCH, "mountPath": "/tmp"},
-                {"name": CACHE, "mountPath": "/cache"},
+                CACHE_MOUNT,
                 NO_API_ACCESS,
             ],
         }

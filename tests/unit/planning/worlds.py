@@ -35,6 +35,7 @@ from enginefleet_operator.planning.model import (
     ServingPod,
     Snapshot,
     StartBuild,
+    StartPreload,
     StartPrepare,
     StartVerify,
     Workload,
@@ -167,6 +168,9 @@ def apply(s: Snapshot, plan: Plan) -> Snapshot:
                 )
             case StartVerify():
                 s = replace(s, jobs=(*s.jobs, Job(a.job, f"uid-{a.job}", "verify", a.attempt)))
+            case StartPreload():
+                # the smallest world: it is on the node at once
+                s = replace(s, jobs=(*s.jobs, Job(a.job, f"uid-{a.job}", "preload", 1, active=False, node=a.node)))
             case WriteBuildStatus():
                 done = [replace(b, status=EngineBuildStatus.model_validate(a.status)) if b.name == a.name else b for b in s.builds]
                 s = replace(s, builds=tuple(done))
