@@ -39,7 +39,9 @@ def _verify(records: Records, engine: PublishedEngine, scratch: Path) -> None:
     """As fetch would: the verdict that decides about this engine, then its bytes."""
     standing = records.newest_verdict(engine.engine_key, engine.gate_key, engine.blob)
     if standing is None or standing[1].answer is not Answer.PASS:
-        raise PermanentError("NotProven", "no passed verdict about it decides.", "Build it again: what passed is adopted, and the verdict is published anew.")
+        raise PermanentError(
+            "NotProven", "no passed verdict about it decides.", "Build it again: what passed is adopted, and the verdict is published anew."
+        )
     if records.build(engine.engine_key, engine.blob) is None:
         raise PermanentError("ObjectMissing", "its build record is not in the store.", "A rebuild restores it.")
     records.store.verify(layout.blob(engine.blob), scratch, sha256=layout.digest_hex(engine.blob), size=engine.size)
