@@ -123,6 +123,19 @@ class Cluster:
         metadata.pop("managedFields", None)
         return self._json("PUT", kind, kind.path(self.namespace, name), name, query, {**written, "metadata": metadata})
 
+    def wait_until_started(self, pod: str) -> None:
+        """Return when the pod has left Pending, or is gone: before that it has no log."""
+        query = {"fieldSelector": f"metadata.name={pod}", "watch": "true"}
+        answer = self._ask("GET", PODS.path(self.namespace), query, timeout=(TIMEOUT[0], None))
+        self._check(answer, PODS, pod)
+        rest = b""
+        for chunk in answer.response.stream(decode_content=True):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for event in map(json.loads, lines):
+                if event["type"] == "DELETED" or event["object"].get("status", {}).get("phase", "Pending") != "Pending":
+                    answer.response.close()
+                    return
+
     def log(self, pod: str, container: str, *, follow: bool, tail: int | None = None) -> Iterator[str]:
         """Lines of a container's log; with `follow` until it ends."""
         query = {"container": container, "follow": str(follow).lower()} | ({"tailLines": str(tail)} if tail is not None else {})

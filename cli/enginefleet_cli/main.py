@@ -358,6 +358,8 @@ def logs_command(
         )
     pod = found["metadata"]["name"]
     console(stderr=True).print(lists.heading(found), style="dim", markup=False)
+    if follow:
+        cluster.wait_until_started(pod)
     for line in cluster.log(pod, "main", follow=follow, tail=tail):
         print(line, flush=True)
 
