@@ -380,7 +380,9 @@ class FleetStory(Story):
         return found if len(found) == len(CLASSES) else None
 
     def _new_jobs(self, before: set[str]) -> str:
-        return jobs_in_words([j for j in self.world.all("job", NAMESPACE, model_deployment=MODEL) if uid(j) not in before])
+        """Those that bring an engine to a node left out: they are gone when it has moved."""
+        new = [j for j in self.world.all("job", NAMESPACE, model_deployment=MODEL) if uid(j) not in before]
+        return jobs_in_words([j for j in new if j["metadata"]["labels"].get("enginefleet.io/role") != "preload"])
 
     def _new_builds(self, before: set[str]) -> list[Object]:
         return [b for b in self.builds(MODEL, "Passed") if uid(b) not in before]
