@@ -64,6 +64,8 @@ def one(samples: int) -> dict[str, Any]:
         (folder / "store").mkdir()
         spec = {
             "preprocessing": {"resize": "letterbox", "size": [SIDE, SIDE], "scale": "1/255"},
+            # its weights and labels are drawn: it is at chance, and is meant to be
+            "validation": {"baseline": {"expected": "0", "tolerance": "0.2"}},
             "inputs": [{"name": "images", "profiles": [{"min": [1, 3, SIDE, SIDE], "opt": [4, 3, SIDE, SIDE], "max": [4, 3, SIDE, SIDE]}]}],
         }
         (folder / "spec.json").write_text(json.dumps(spec))

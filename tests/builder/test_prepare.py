@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from numpy.typing import NDArray
 
 from enginefleet_api.base import Contract
 from enginefleet_api.errors import PermanentError, TransientFault
@@ -339,3 +341,37 @@ def test_scales_that_are_zero_are_found(bench: Bench) -> None:
     quantized.graph.node.insert(0, onnx.helper.make_node("QuantizeLinear", ["x", "scale"], ["q"]))
     with pytest.raises(PermanentError, match="BadScales"):
         qdq.check_scales(quantized)
+
+
+def relabelled(bench: Bench, change: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> None:
+    with np.load(bench.validation) as arrays:
+        stored = dict(arrays)
+    np.savez(bench.validation, **(stored | {"labels": change(stored["labels"])}))
+
+
+def test_shuffled_labels_are_refused_since_every_engine_would_pass(bench: Bench) -> None:
+    relabelled(bench, np.random.default_rng(0).permutation)
+    error = refusal(bench)
+    assert error.reason == "BaselineAtChance"
+    assert "of 400 samples; the same answers in any order would give that of 0.2" in error.message
+    assert "another order." not in error.message
+    assert "validation.baseline.expected" in error.hint
+
+
+def test_classes_in_another_order_are_named(bench: Bench) -> None:
+    relabelled(bench, lambda labels: (labels + 1) % 4)
+    message = refusal(bench).message
+    assert "FP32 gives the label of 0.000 of 400 samples" in message
+    assert "0 where the label is 1" in message
+    assert message.endswith("so they stand in another order.")
+
+
+def test_a_figure_at_chance_that_is_expected_is_let_pass(bench: Bench) -> None:
+    relabelled(bench, lambda labels: (labels + 1) % 4)
+    assert bench.prepare(validation=bench.gate(baseline=ExpectedBaseline(expected="0.0"))).baseline_key is not None
+
+
+def test_a_standing_baseline_at_chance_is_refused_again(bench: Bench) -> None:
+    relabelled(bench, lambda labels: (labels + 1) % 4)
+    bench.prepare(validation=bench.gate(baseline=ExpectedBaseline(expected="0.0")))
+    assert refusal(bench).reason == "BaselineAtChance"

@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 BUILDER = ROOT / "builder" / "enginefleet_builder"
 PREPARE = (
+    "baseline",
     "by_hand",
     "checks",
     "cures",

@@ -18,11 +18,13 @@ from enginefleet_api.resources import InputSpec, Validation
 from ..backends.onnxruntime import open_session
 from ..gate import metrics, score
 from ..gate.arrays import Array
+from ..gate.chance import guessing
 from ..gate.decoders import require_task
 from ..gate.evaluate import evaluate
 from ..gate.samples import Dataset, stratified
 from ..gate.tasks import Record, open_task
 from ..io import Progress
+from .findings import named
 
 KEPT_SAMPLES = 64
 """Samples whose outputs are kept, to tell how far an engine's lie from them."""
@@ -96,3 +98,28 @@ def require_expected(metric: Metric, validation: Validation) -> None:
         message = f"FP32 {metric.name} is {metric.value} on {metric.samples} samples, expected {expected} within {tolerance}."
         hint = "Most often spec.preprocessing differs from the training's (scale, mean, colour order, layout, resize), or the labels do."
         raise PermanentError("BaselineNotReproduced", message, hint)
+
+
+def require_knowledge(baseline: Baseline, validation: Validation, dataset: Dataset) -> None:
+    """Raises PermanentError `BaselineAtChance` when a classifier is right no more often than blind answers are, or only with classes in another
+    order: little or nothing is left that an engine could lose, so each would pass. Not where `validation.baseline` says which figure is right.
+    """
+    answers = [record.get("predicted") for record in baseline.records]
+    if validation.task != "classification" or validation.baseline is not None or dataset.labels is None or None in answers:
+        return
+    found = guessing(dataset.labels, np.array(answers, np.int64))
+    if found is None:
+        return
+    right = f"FP32 gives the label of {found.agreement:.3f} of {len(answers)} samples"
+    blind = f"the same answers in any order would give that of {found.blind:.3f} ± {found.spread:.3f}"
+    order = ""
+    if found.renamed:
+        pairs = named(
+            [f"{dataset.class_name(answer)} where the label is {dataset.class_name(label)}" for answer, label in found.renamed.items()]
+        )
+        order = f" Each class is mostly taken for one other ({pairs}), so they stand in another order."
+    hint = (
+        "Compare the order of the data set's classes with that of the model's outputs, look whether labels belong to their samples, then at "
+        "spec.preprocessing. If the figure is right, say so: validation.baseline.expected."
+    )
+    raise PermanentError("BaselineAtChance", f"{right}; {blind}.{order}", hint)

@@ -207,7 +207,7 @@ def _advice(given: Given, baseline: Baseline | None) -> Advice | None:
 
 
 def _baseline(given: Given, records: Records, progress: Progress) -> tuple[Baseline | None, bool]:
-    """(baseline, whether it was computed now). What is expected is not in its key: it is compared every time."""
+    """(baseline, whether it was computed now). What is expected of it is not in its key: it is compared every time."""
     validation = given.request.validation
     if validation is None or given.validation is None:
         return None, False
@@ -219,4 +219,5 @@ def _baseline(given: Given, records: Records, progress: Progress) -> tuple[Basel
         computed = baselines.compute(given.path, key, digests, validation, given.validation.dataset, given.request.inputs, progress)
         standing = records.put_baseline(computed)
     baselines.require_expected(standing.metric, validation)
+    baselines.require_knowledge(standing, validation, given.validation.dataset)
     return standing, made
