@@ -79,11 +79,60 @@ What a failed build's log is taken for is in [failures.md](failures.md).
 *names*: the same code runs in CI against a strict double that has exactly the release's names (8.5: those of 8.6.0 less what NVIDIA's headers show as
 added since). *compiled*: CI compiles real engines without a GPU, which cannot be run there. A GPU's name: built, judged and measured on it. What has no
 GPU's name was **never run on hardware** by this project.
+
+## What was never run
+
+| what | state | what stands in for it |
+| --- | --- | --- |
+{never}
+
+## Goals, met and missed
+
+{goals}"""
+
+GOALS = """On an {gpu} with TensorRT {release} ([record](benchmarks/{file}), whose `note` says why; [how](../tests/gpu/README.md)). What missed its goal is
+**bold**.
+
+{rows}
+
+- Latency by that of an engine built by hand from the same file, timed in turns; goal at most {ratio}: missed by {missed}.
+- Seconds beyond TensorRT's own build; goal at most {seconds}, or {share} where that is more.
+- A build again with the timing cache; goal {speedup} times as fast: {caches}.
+- The build by hand was to be a script of about {hand} lines; it has {lines}, with the timing of both engines.
+- Levels are TensorRT's builder optimization levels. What stands here at 0 alone was not built at {level}: {low}.
+- A gate that ends with Fail is no missed goal: the engine is not served.
 """
+STANDINS = "compiled stand-ins of `libcuda` and `libnvinfer`, strict doubles of the bindings"
+NEVER = (
+    ("TensorRT 8.6.2, which JetPack 6.0 has", "8.6.0 was run, on another GPU"),
+    ("a Jetson, of any module and JetPack", f"`tests/jetson/run --dry-run` in CI: {STANDINS}, fact files ([jetson.md](jetson.md))"),
+    ("a DLA, in any precision", "doubles: which flags, scales and cores are asked for, what is told of the share that runs there"),
+    ("running an engine of TensorRT for RTX", "CI compiles real ones, judges them Inconclusive and gives them to no pod"),
+    (
+        "kernels of cuBLAS and cuDNN (`CUBLAS`, `CUBLAS_LT`, `CUDNN`)",
+        "the laboratory of the record below has neither, so its engines, and those by hand, do without",
+    ),
+    ("MIG slices, several GPUs on one node", "trees of fact files and the stand-ins ([fingerprint.md](fingerprint.md))"),
+    ("`cudaGraph`, `paced` and `sustained` of `spec.benchmark` on a GPU", "doubles; on a CPU they are run"),
+    ("plugins by path, shapes that hang on data or are inputs, several profiles, on a GPU", "doubles"),
+    ("ONNX Runtime's CUDA provider", "its options as a table of tests; a missing provider is a failure, never the CPU"),
+    ("ONNX Runtime's TensorRT provider", "the same, and what of an EP context is taken for an engine"),
+    ("ONNX Runtime's CoreML provider", "the same; it needs macOS"),
+    ("OpenVINO on a GPU or NPU", "CI runs it on the CPU, which is the only device that is asked for"),
+    ("Triton loading what `layout: triton` writes", "`config.pbtxt` is read by Triton's published protobuf schema"),
+    ("DeepStream ([how-to](deepstream.md))", "nothing: the page says so"),
+    ("Ultralytics loading what `layout: ultralytics` writes", "our server and `enginefleet inspect` read it"),
+    ("a Kubernetes cluster with a GPU", "the operator's side against a real control plane, with nodes that only claim to have one"),
+)
+"""What nobody has run for this project, beside the releases and precisions that no record names. Whoever runs one of them takes its row out."""
+RATIO, BEYOND_SECONDS, BEYOND_SHARE, SPEEDUP, HAND_LINES = 1.02, 5.0, 0.1, 4.0, 60
+"""Goals: latency by that of an engine built by hand; time beyond TensorRT's own, the larger of both; a build with a timing cache; the script by hand."""
+HANDWRITTEN = ROOT / "tests" / "gpu" / "handwritten.py"
 
 
 def text() -> str:
-    return TEXT.format(what=table(_rows()), where=table(_where()), most=_most())
+    never = "\n".join(f"| {what} | **not run** | {instead} |" for what, instead in [*_unmeasured(), *NEVER])
+    return TEXT.format(what=table(_rows()), where=table(_where()), most=_most(), never=never, goals="\n".join(map(_goals, _records())))
 
 
 def _most() -> int:
@@ -158,18 +207,101 @@ def _opset(release: str) -> str:
     return str(found.opset) if found else "not known here"
 
 
-def _where() -> list[list[str]]:
+def _records() -> list[Path]:
+    return sorted(RECORDS.glob("tensorrt-*.json"))
+
+
+def _ran() -> dict[tuple[str, str], set[str]]:
+    """(precision, release) → links to records of GPUs on which it was built and judged."""
     ran: dict[tuple[str, str], set[str]] = {}
-    for path in sorted(RECORDS.glob("tensorrt-*.json")):
+    for path in _records():
         record = json.loads(path.read_text())
         release = str(record["facts"]["backendVersion"])
-        gpu = str((record["facts"].get("gpus") or [{}])[0].get("name"))
+        column = next((name for name in COLUMNS if release.startswith(name)), None)
         for case in record["cases"]:
-            if "failure" not in case:
-                precision = str(case["precision"]).partition("-")[0]
-                column = next((name for name in COLUMNS if release.startswith(name)), None)
-                if column is not None:
-                    ran.setdefault((precision, column), set()).add(f"[{gpu}](benchmarks/{path.name})")
+            if "failure" not in case and column is not None:
+                ran.setdefault((str(case["precision"]).partition("-")[0], column), set()).add(f"[{_gpu(record)}](benchmarks/{path.name})")
+    return ran
+
+
+def _gpu(record: dict[str, Any]) -> str:
+    return str((record["facts"].get("gpus") or [{}])[0].get("name"))
+
+
+def _unmeasured() -> list[tuple[str, str]]:
+    """Releases, and precisions of those that were run, without a record."""
+    ran = _ran()
+    releases = [release for release in COLUMNS if not release.startswith("RTX") and not any(of == release for _, of in ran)]
+    precisions = [precision for precision in FILES if not any(one == precision for one, _ in ran)]
+    return [
+        (f"TensorRT {', '.join(releases)}, on any GPU", "strict doubles that have exactly the names of the release"),
+        (f"precisions {', '.join(f'`{name}`' for name in precisions)}, on any GPU", "the same"),
+    ]
+
+
+def _goals(path: Path) -> str:
+    """What a record says of its goals. A goal that was missed is bold."""
+    record = json.loads(path.read_text())
+    rows = [["network", "precision", "level", "TensorRT's own s", "s beyond it", "latency by hand's", "drop", "gate"]]
+    over: list[float] = []
+    for case in record["cases"]:
+        if "failure" in case:
+            continue
+        own, beyond, ratio = float(case["build_s"]), float(case["build_overhead_s"]), case.get("latency_ratio")
+        over += [ratio] if ratio is not None and ratio > RATIO else []
+        rows.append(
+            [
+                case["model"],
+                f"`{case['precision']}`",
+                str(case.get("level", record["level"])),
+                f"{own:.1f}",
+                _marked(f"{beyond:.1f}", beyond > max(BEYOND_SECONDS, BEYOND_SHARE * own)),
+                "no engine by hand" if ratio is None else _marked(f"{ratio:.3f}", ratio > RATIO),
+                f"{float(case['drop']):.3f}",
+                case["answer"],
+            ]
+        )
+    caches = [record["timing_cache"], *record["timing_cache"].get("other", ())]
+    with_cache = "; ".join(
+        f"{item['model']} {item['precision']} {_marked(format(item['speedup'], '.2f'), item['speedup'] < SPEEDUP)} times as fast "
+        f"({item['first_s']:.1f} s, then {item['again_s']:.1f} s)"
+        for item in caches
+    )
+    timed = sum(row[5] != "no engine by hand" for row in rows[1:])
+    worst = f", at worst {max(over):.2f}" if over else ""
+    lines = len(HANDWRITTEN.read_text().splitlines())
+    return GOALS.format(
+        gpu=_gpu(record),
+        release=record["facts"]["backendVersion"],
+        file=path.name,
+        rows=table(rows),
+        ratio=RATIO,
+        missed=f"{len(over)} of {timed}{worst}",
+        seconds=f"{BEYOND_SECONDS:g}",
+        share=f"{BEYOND_SHARE:.0%}",
+        speedup=f"{SPEEDUP:g}",
+        caches=with_cache,
+        hand=HAND_LINES,
+        lines=_marked(str(lines), lines > 1.2 * HAND_LINES),
+        level=record["level"],
+        low=_low(record),
+    )
+
+
+def _low(record: dict[str, Any]) -> str:
+    """Networks by precision that were built at level 0 and at no other."""
+    levels: dict[tuple[str, str], set[int]] = {}
+    for case in record["cases"]:
+        levels.setdefault((case["model"], case["precision"]), set()).add(case.get("level", record["level"]))
+    return ", ".join(f"{model} `{precision}`" for (model, precision), found in levels.items() if found == {0}) or "none"
+
+
+def _marked(text: str, missed: bool) -> str:
+    return f"**{text}**" if missed else text
+
+
+def _where() -> list[list[str]]:
+    ran = _ran()
     rows = [["", *COLUMNS]]
     for precision in FILES:
         cells = []
