@@ -9,7 +9,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import kopf
@@ -22,6 +23,7 @@ from .kube.access import Access
 from .kube.client import ApiClient
 from .kube.contract import Definitions
 from .kube.events import EventRecorder
+from .kube.index import NodeIndex
 from .kube.kinds import (
     DAEMONSETS,
     HARDWARE_CLASSES,
@@ -35,11 +37,12 @@ from .kube.kinds import (
     Resource,
 )
 from .kube.lease import LeaderElection, Timing
-from .kube.nodes import NodeView, project_node
+from .kube.nodes import NodeView, only_releases, project_node
 from .kube.observe import World
 from .kube.reconcile import Reconcilers
 from .kube.watch import Reflector
 from .kube.workqueue import WorkQueue, work
+from .planning.concerns import owned_by_nobody, without_releases
 from .planning.engines import Model, Recorded
 from .planning.model import HardwareClass, Settings
 
@@ -69,7 +72,8 @@ class Operator:
         self.model_keys = Reflector(client, MODEL_DEPLOYMENTS, project=views.model, on_event=self._model_changed)
         self.children = [self._owned(client, kind) for kind in (JOBS, DAEMONSETS, PODS, SERVICES)]
         self.namespaces = Reflector(client, NAMESPACES, project=_namespace, on_event=self._namespace_changed)
-        world = World(self.nodes.items, self.fingerprints.items, self.hardware.items, self.model_keys.items)
+        self.index = NodeIndex(self.nodes.items, self.fingerprints.items, self.hardware.items)
+        world = World(self.nodes.items, self.fingerprints.items, self.hardware.items, self.model_keys.items, self.index)
         self.reconcilers = Reconcilers(client, world, settings, self.recorder, metrics)
         for name, queue in (
             ("modeldeployment", self.models),
@@ -95,9 +99,19 @@ class Operator:
         for key in self.hardware.items:
             self.classes.add(key)
 
+    def _concerned(self, keys: Collection[str]) -> None:
+        """Mark whom these names of classes and release keys of ModelDeployments are about."""
+        for key in keys & self.hardware.items.keys():
+            self.classes.add(key)
+        for name, one in self.model_keys.items.items():
+            if one is None or not one.classes.isdisjoint(keys) or one.release_key in keys:
+                self.models.add(name)
+
     def _fingerprint_changed(self, old: Recorded | None, new: Recorded | None) -> None:
+        found = new or old
+        assert found is not None
         if old is None or new is None or (old.spec, old.generation) != (new.spec, new.generation):  # else it is our own status
-            self._everything()
+            self._concerned(self.index.update(found.spec.node))
             self.engines.add("all")
 
     def _model_changed(self, old: Model | None, new: Model | None) -> None:
@@ -106,15 +120,25 @@ class Operator:
             self.sweeps.add("labels")
 
     def _node_changed(self, old: NodeView | None, new: NodeView | None) -> None:
-        self._everything()
-        if old is None or new is None or (old.labels, old.boot_id) != (new.labels, new.boot_id):
+        found = new or old
+        assert found is not None
+        keys = self.index.update(found.name)
+        if old is not None and new is not None and (moved := only_releases(old, new)) is not None:
+            keys = moved  # a flip of one ModelDeployment is no news to the others
+        elif old is None or new is None or (without_releases(old.labels), old.boot_id) != (without_releases(new.labels), new.boot_id):
             self.engines.add("all")
-        if old is None or new is None or old.labels != new.labels:
+        self._concerned(keys)
+        releases = {one.release_key for one in self.model_keys.items.values() if one is not None}
+        if new is None or owned_by_nobody(self.index.of(found.name), self.hardware.items.keys(), releases):
             self.sweeps.add("labels")
 
-    def _class_changed(self, _old: HardwareClass | None, new: HardwareClass | None) -> None:
-        self._everything()
+    def _class_changed(self, old: HardwareClass | None, new: HardwareClass | None) -> None:
         self.engines.add("all")
+        if old is not None and new is not None and replace(old, status=new.status) == new:
+            self._concerned({new.name})
+            return
+        self.index.rebuild()
+        self._everything()
         if new is None:
             self.sweeps.add("labels")
 
@@ -160,11 +184,15 @@ class Operator:
         self._everything()
         self.sweeps.add("labels")
         self.engines.add("all")
-        jobs = [work(self.models, self.reconcilers.model, outcome=self.metrics.outcome_of("modeldeployment")) for _ in range(WORKERS)]
-        jobs += [work(self.classes, self.reconcilers.hardware_class, outcome=self.metrics.outcome_of("hardwareclass")) for _ in range(2)]
+        jobs = [
+            work(self.models, self.reconcilers.model, outcome=self.metrics.outcome_of("modeldeployment"), rest=1) for _ in range(WORKERS)
+        ]
+        jobs += [
+            work(self.classes, self.reconcilers.hardware_class, outcome=self.metrics.outcome_of("hardwareclass"), rest=1) for _ in range(2)
+        ]
         jobs += [work(self.stores, self.reconcilers.store, outcome=self.metrics.outcome_of("enginestore"))]
-        jobs += [work(self.engines, self.reconcilers.engines, outcome=self.metrics.outcome_of("engines"))]
-        jobs += [work(self.sweeps, self.reconcilers.sweep, outcome=self.metrics.outcome_of("sweep"))]
+        jobs += [work(self.engines, self.reconcilers.engines, outcome=self.metrics.outcome_of("engines"), rest=4)]
+        jobs += [work(self.sweeps, self.reconcilers.sweep, outcome=self.metrics.outcome_of("sweep"), rest=4)]
         logger.info(
             "leading: %d nodes, %d classes, %d model deployments",
             len(self.nodes.items),

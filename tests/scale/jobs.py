@@ -14,6 +14,8 @@ from enginefleet_api.jobs import (
     REQUEST_VARIABLE,
     BuildReport,
     BuildRequest,
+    FetchReport,
+    FetchRequest,
     PrepareReport,
     PrepareRequest,
     ProbeReport,
@@ -28,7 +30,7 @@ from enginefleet_operator.kube.watch import Reflector
 
 from .simulated_fleet import IMAGE_DIGEST, RUNTIME
 
-Report = PrepareReport | BuildReport | ProbeReport | VerifyReport
+Report = PrepareReport | BuildReport | ProbeReport | VerifyReport | FetchReport
 Pending = tuple[str, str, str, str, str]
 """(namespace, name, role, request, container), empty when there is nothing to answer"""
 
@@ -73,6 +75,8 @@ def answer(role: str, request: str) -> Report | None:
                 adopted=False,
                 answer=Answer.PASS,
             )
+        case "preload":
+            return FetchReport(blob=FetchRequest.model_validate_json(request).blob, source="store")
         case "verify":
             return VerifyReport(verified=len(VerifyRequest.model_validate_json(request).engines))
     return None

@@ -43,6 +43,25 @@ def test_a_key_added_while_it_is_processed_comes_again_when_that_is_done() -> No
     assert queue.take() == "a"
 
 
+def test_a_key_rests_after_it_was_done_and_what_is_added_meanwhile_comes_once_then() -> None:
+    clock = Clock()
+    queue = WorkQueue[str](clock=clock)
+    queue.add("slow")
+    assert queue.take() == "slow"
+    queue.add("slow")
+    queue.done("slow", rest=3.0)
+    queue.add("slow")
+    queue.add("other")
+    assert (queue.take(), queue.take()) == ("other", None)
+    clock.now += 2.9
+    assert queue.take() is None
+    clock.now += 0.2
+    assert (queue.take(), queue.take()) == ("slow", None)
+    queue.done("slow")
+    queue.add("slow")
+    assert queue.take() == "slow"
+
+
 def test_of_two_delays_the_earlier_counts_and_the_later_does_not_come_too() -> None:
     clock = Clock()
     queue = queue_with(clock)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +18,10 @@ from .kinds import DAEMONSETS, PODS
 from .nodes import NodeView
 
 FEW = 20
-"""Up to so many nodes are asked one by one, else all pods of the cluster are listed once."""
+SHARE = 0.1
+"""Nodes are asked one by one when they are few, or this share of the cluster: an answer is an index away. Else all pods are listed once."""
+AT_ONCE = 8
+"""Nodes that are asked at a time."""
 
 
 async def fitting_plan(client: ApiClient, nodes: Mapping[str, NodeView], snapshot: Snapshot, now: float) -> tuple[Snapshot, Plan]:
@@ -33,7 +37,7 @@ async def fitting_plan(client: ApiClient, nodes: Mapping[str, NodeView], snapsho
             if (spec := await _spec(client, snapshot, plan, label)) is not None:
                 specs[label] = spec
         drains = [(node, label) for node, label in drains if label in specs]
-        taken = await occupancy(client, {node for node, _ in drains}) if drains else {}
+        taken = await occupancy(client, {node for node, _ in drains}, len(nodes)) if drains else {}
         found: dict[str, str] = {}
         for node, label in drains:
             here = [one.amounts for one in taken.get(node, ()) if one.uid not in leaving]
@@ -79,15 +83,21 @@ class Holding:
     serves: bool
 
 
-async def occupancy(client: ApiClient, nodes: Collection[str]) -> dict[str, list[Holding]]:
-    """The pods of these nodes: asked one by one where they are few, else all pods of the cluster are listed once."""
+async def occupancy(client: ApiClient, nodes: Collection[str], of: int) -> dict[str, list[Holding]]:
+    """The pods of these nodes, of a cluster of `of` nodes."""
     found: dict[str, list[Holding]] = {}
-    selectors = [f"spec.nodeName={node}" for node in nodes] if len(nodes) <= FEW else [""]
-    for selector in selectors:
-        pods, _ = await client.list(PODS, field_selector=selector, project=_holding)
-        for node, one in pods:
-            if one is not None and node in nodes:
-                found.setdefault(node, []).append(one)
+    selectors = iter([f"spec.nodeName={node}" for node in nodes] if len(nodes) <= max(FEW, of * SHARE) else [""])
+
+    async def ask() -> None:
+        for selector in selectors:
+            pods, _ = await client.list(PODS, field_selector=selector, project=_holding)
+            for node, one in pods:
+                if one is not None and node in nodes:
+                    found.setdefault(node, []).append(one)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(AT_ONCE):
+            group.create_task(ask())
     return found
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from ..planning.concerns import releases_changed
+from ..planning.model import Node
 from .client import FIELD_MANAGER
 
 
@@ -45,6 +47,21 @@ class NodeView:
     os: str
     deleting: bool
     labelled_at: float = 0.0
+    node: Node = field(init=False, compare=False, repr=False)
+    """The same as decisions read it: made once, not for each of them."""
+
+    def __post_init__(self) -> None:
+        made = Node(
+            name=self.name,
+            resource_version=self.resource_version,
+            labels=self.labels,
+            ready=self.ready and not self.deleting,
+            unschedulable=self.unschedulable,
+            since=self.ready_since,
+            labelled_at=self.labelled_at,
+            boot_id=self.boot_id,
+        )
+        object.__setattr__(self, "node", made)
 
 
 def project_node(node: Mapping[str, Any]) -> NodeView:
@@ -73,6 +90,12 @@ def project_node(node: Mapping[str, Any]) -> NodeView:
         deleting="deletionTimestamp" in metadata,
         labelled_at=max((epoch(f.get("time")) for f in metadata.get("managedFields", ()) if f["manager"] == FIELD_MANAGER), default=0.0),
     )
+
+
+def only_releases(old: NodeView, new: NodeView) -> frozenset[str] | None:
+    """Release keys that differ between two views of a node, when nothing else does but the time of our last write."""
+    same = replace(old, labels=new.labels, labelled_at=new.labelled_at) == new
+    return releases_changed(old.labels, new.labels) if same else None
 
 
 def _interned(texts: Mapping[str, str]) -> dict[str, str]:

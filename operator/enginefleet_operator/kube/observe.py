@@ -10,15 +10,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from enginefleet_api import labels
-from enginefleet_api.resources import EngineStoreSpec, ModelDeploymentSpec, ModelDeploymentStatus
+from enginefleet_api.resources import EngineStoreSpec, ModelDeploymentSpec, ModelDeploymentStatus, NodeFingerprintSpec
 
 from ..planning.classes import ClassSnapshot
 from ..planning.engines import Model, Recorded
-from ..planning.model import DeviceHolder, HardwareClass, Job, Settings, Snapshot
+from ..planning.model import DeviceHolder, HardwareClass, Job, Node, Settings, Snapshot
 from ..planning.serving import service_name
 from ..planning.stages import targeted
 from . import views
 from .client import ApiClient, Object
+from .index import NodeIndex
 from .kinds import (
     CONTROLLER_REVISIONS,
     DAEMONSETS,
@@ -44,6 +45,10 @@ class World:
     fingerprints: Mapping[str, Recorded | None]
     classes: Mapping[str, HardwareClass | None]
     models: Mapping[str, Model | None]
+    index: NodeIndex
+
+    def recorded(self, nodes: Iterable[Node]) -> dict[str, NodeFingerprintSpec]:
+        return {node.name: found.spec for node in nodes if (found := self.fingerprints.get(node.name)) is not None}
 
 
 async def observe_model(client: ApiClient, world: World, settings: Settings, namespace: str, name: str) -> tuple[Object, Snapshot] | None:
@@ -72,6 +77,9 @@ async def observe_model(client: ApiClient, world: World, settings: Settings, nam
     current = {k: v for k, v in world.classes.items() if v is not None}
     space_labels = (space.result() or {}).get("metadata", {}).get("labels", {})
     chosen = targeted(spec, current, space_labels)
+    # a class that is named and not there may have left its labels
+    about = {c.name for c in chosen} | {t.hardware_class for t in spec.targets if t.hardware_class}
+    nodes = world.index.nodes({*about, labels.release_key(namespace, name)})
     snapshot = Snapshot(
         name=name,
         namespace=namespace,
@@ -83,8 +91,8 @@ async def observe_model(client: ApiClient, world: World, settings: Settings, nam
         classes=current,
         namespace_labels=space_labels,
         store=views.parse(EngineStoreSpec, found_store.get("spec")) if (found_store := store.result()) is not None else None,
-        nodes=tuple(views.node(n) for n in world.nodes.values()),
-        fingerprints={k: v.spec for k, v in world.fingerprints.items() if v is not None},
+        nodes=tuple(nodes),
+        fingerprints=world.recorded(nodes),
         builds=tuple(b for b in map(views.engine_build, owned_builds) if b is not None),
         jobs=job_views,
         workloads=tuple(views.workload(d) for d in sets.result() if _owned(d, meta["uid"])),
@@ -151,10 +159,11 @@ async def observe_class(client: ApiClient, world: World, settings: Settings, nam
         kept = group.create_task(
             client.list(CONTROLLER_REVISIONS, label_selector=f"{labels.HARDWARE_CLASS}={name}", project=views.revision)
         )
+    nodes = world.index.nodes([name])
     snapshot = ClassSnapshot(
         hardware_class=parsed,
-        nodes=tuple(views.node(n) for n in world.nodes.values()),
-        fingerprints={k: v.spec for k, v in world.fingerprints.items() if v is not None},
+        nodes=tuple(nodes),
+        fingerprints=world.recorded(nodes),
         jobs=tuple(views.job(j, pods.result()) for j in jobs.result() if _owned(j, parsed.uid)),
         images_in_use=frozenset(d for w in sets.result() if (d := views.workload(w).image_digest))
         | {r.image_digest for _, r in kept.result()[0] if r.image_digest},

@@ -32,7 +32,7 @@ async def with_builds(client: ApiClient, nodes: Mapping[str, NodeView], snapshot
     )
     starts = [action for action in plan.actions if isinstance(action, StartBuild)]
     candidates = [_of_its_kind(nodes, action) for action in starts]
-    taken = await occupancy(client, {name for names in candidates for name in names})
+    taken = await occupancy(client, {name for names in candidates for name in names}, len(nodes))
     places: dict[str, Place] = {}
     for action, names in zip(starts, candidates, strict=True):
         spec = manifests.build_job(snapshot, action)["spec"]["template"]["spec"]
@@ -54,7 +54,7 @@ async def rooms_for(client: ApiClient, nodes: Mapping[str, NodeView], pods: Coll
         return {}
     names = sorted({pod["spec"]["nodeName"] for pod in ours})[:MOST]
     leaving = {pod["metadata"]["uid"] for pod in ours}
-    taken = await occupancy(client, names)
+    taken = await occupancy(client, names, len(nodes))
     others = {name: [one.amounts for one in taken.get(name, ()) if one.uid not in leaving] for name in names}
     return {
         pod["metadata"]["labels"]["batch.kubernetes.io/job-name"]: tuple(n for n in names if not why_not(pod["spec"], nodes[n], others[n]))

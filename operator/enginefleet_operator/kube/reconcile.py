@@ -125,7 +125,7 @@ class Reconcilers:
     async def engines(self, _: str) -> float:
         """What every NodeFingerprint says of its node's engines, from what is watched: nothing is read."""
         world = self._world
-        nodes = [views.node(n) for n in world.nodes.values()]
+        nodes = [view.node for view in world.nodes.values()]
         recorded = {name: r for name, r in world.fingerprints.items() if r is not None}
         classes = [c for c in world.classes.values() if c is not None]
         models = [m for m in world.models.values() if m is not None]
@@ -151,7 +151,7 @@ class Reconcilers:
             MODEL_DEPLOYMENTS, project=lambda o: labels.release_key(o["metadata"]["namespace"], o["metadata"]["name"])
         )
         sets, _version = await self._client.list(DAEMONSETS, label_selector=f"{labels.ROLE}=serve", project=_selected)
-        nodes = tuple(views.node(n) for n in self._world.nodes.values())
+        nodes = tuple(view.node for view in self._world.nodes.values())
         try:
             for action in orphaned_labels(nodes, frozenset(models), frozenset(self._world.classes), frozenset().union(*sets)):
                 await act.label_node(self._client, action)

@@ -24,9 +24,9 @@ from enginefleet_api.resources import (
 
 from ..planning import engines
 from ..planning.engines import Recorded
-from ..planning.model import EngineBuild, Failure, HardwareClass, Job, Node, OrphanPod, Revision, ServingPod, Workload
+from ..planning.model import EngineBuild, Failure, HardwareClass, Job, OrphanPod, Revision, ServingPod, Workload
 from ..planning.serving import BROKEN
-from .nodes import NodeView, epoch
+from .nodes import epoch
 
 Object = Mapping[str, Any]
 M = TypeVar("M", bound=Contract)
@@ -38,19 +38,6 @@ def parse(model: type[M], value: Any) -> M | None:
         return model.model_validate(value or {})
     except ValidationError:
         return None
-
-
-def node(view: NodeView) -> Node:
-    return Node(
-        name=view.name,
-        resource_version=view.resource_version,
-        labels=view.labels,
-        ready=view.ready and not view.deleting,
-        unschedulable=view.unschedulable,
-        since=view.ready_since,
-        labelled_at=view.labelled_at,
-        boot_id=view.boot_id,
-    )
 
 
 def hardware_class(obj: Object) -> HardwareClass | None:

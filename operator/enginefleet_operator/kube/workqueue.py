@@ -25,6 +25,7 @@ K = TypeVar("K", bound=Hashable)
 
 FIRST_BACKOFF = 0.2
 LONGEST_BACKOFF = 60.0
+LONGEST_REST = 5.0
 
 
 class QueueClosed(Exception):
@@ -44,6 +45,7 @@ class WorkQueue(Generic[K]):
         self._due: dict[K, float] = {}
         self._sequence = 0
         self._failures: dict[K, int] = {}
+        self._rests: dict[K, float] = {}
         self._wake = asyncio.Event()
         self._closed = False
         self._waiting_since = 0.0
@@ -57,6 +59,11 @@ class WorkQueue(Generic[K]):
         """Have `key` processed soon; once, however often it is added before a worker takes it."""
         if key in self._dirty or self._closed:
             return
+        if key not in self._processing and key in self._rests:
+            if (left := self._rests[key] - self._clock()) > 0:
+                self.add_after(key, left)
+                return
+            del self._rests[key]
         self._dirty.add(key)
         if key not in self._processing:
             self._enqueue(key)
@@ -114,11 +121,16 @@ class WorkQueue(Generic[K]):
                 continue
         raise QueueClosed
 
-    def done(self, key: K) -> None:
-        """The worker is finished with `key`; if it was added meanwhile it is ready again."""
+    def done(self, key: K, rest: float = 0.0) -> None:
+        """The worker is finished with `key`; if it was added meanwhile it is ready again, but not before `rest` seconds have passed."""
         self._processing.discard(key)
-        if key in self._dirty and not self._closed:
-            self._enqueue(key)
+        if self._closed:
+            return
+        if rest > 0:
+            self._rests[key] = self._clock() + rest
+        if key in self._dirty:
+            self._dirty.discard(key)
+            self.add(key)
 
     def close(self) -> None:
         self._closed = True
@@ -151,11 +163,14 @@ Outcome = Callable[[float, BaseException | None], None]
 """Told of each finished reconcile: seconds it took, what it raised."""
 
 
-async def work(queue: WorkQueue[K], reconcile: Reconcile[K], *, outcome: Outcome | None = None, limit: float = 50.0) -> None:
+async def work(
+    queue: WorkQueue[K], reconcile: Reconcile[K], *, outcome: Outcome | None = None, limit: float = 50.0, rest: float = 0.0
+) -> None:
     """One worker: until the queue is closed take keys and reconcile them. This is where every failure of a reconcile ends up.
 
     A failed key comes back with back-off, or when the API server said so; one that takes longer than `limit` seconds is cut off and
-    comes back too.
+    comes back too. `rest`: for so many times the time that a key took nobody takes it again, LONGEST_REST at most: a rollout over thousands of
+    nodes sends events all the time, and what one of them costs must not be paid for each.
     """
     while True:
         try:
@@ -184,6 +199,6 @@ async def work(queue: WorkQueue[K], reconcile: Reconcile[K], *, outcome: Outcome
             failure = error
             logger.exception("%s: reconcile failed, again in %.1f s", key, queue.add_failed(key))
         finally:
-            queue.done(key)
+            queue.done(key, min((time.monotonic() - began) * rest, LONGEST_REST))
         if outcome is not None:
             outcome(time.monotonic() - began, failure)

@@ -32,7 +32,7 @@ MAX_UNKNOWN = 3
 class ClassSnapshot:
     hardware_class: HardwareClass
     nodes: tuple[Node, ...]
-    """Every node of the cluster."""
+    """Those that match the class, carry labels of it, or have something recorded under it."""
     fingerprints: Mapping[str, NodeFingerprintSpec]
     jobs: tuple[Job, ...] = ()
     """Probe Jobs of this class."""
@@ -88,7 +88,7 @@ def decide_class(s: ClassSnapshot, now: float) -> Plan:
     seen_on = {node.name: _observe(hwc, s.fingerprints.get(node.name), probed, keep_digests) for node in mine}
     unknown = _unknown(hwc.name, mine, {name: current for name, (_, current) in seen_on.items()})
     for node in s.nodes:
-        member = node in mine
+        member = node.name in seen_on
         observations, current = seen_on.get(node.name, ((), None))
         if node.name in unknown[MAX_UNKNOWN:]:
             observations, current = tuple(o for o in observations if "node" not in o.facts), None

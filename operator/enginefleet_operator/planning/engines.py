@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from enginefleet_api import labels
 from enginefleet_api.resources import (
     Condition,
     ModelDeploymentSpec,
@@ -35,6 +36,12 @@ class Model:
     """Its status is about its present spec."""
     engines: Mapping[tuple[str, str], tuple[str, str]]
     """(class, fingerprint) → (state, message)"""
+    release_key: str = field(init=False, compare=False, repr=False)
+    """Of its label on nodes."""
+
+    def __post_init__(self) -> None:
+        namespace, _, name = self.key.partition("/")
+        object.__setattr__(self, "release_key", labels.release_key(namespace, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +81,17 @@ def decide_engines(
         for name in one.classes:
             by_class.setdefault(name, []).append(one)
     writes = []
+    # nodes of a kind have the same engines: there are thousands of nodes and a few kinds
+    kinds: dict[tuple[tuple[str, str], ...], list[NodeEngine]] = {}
     for node in nodes:
         if (found := recorded.get(node.name)) is None:
             continue
-        mine = [c for c in every if c.name in by_class and matches(c, node)]
-        engines = [_engine(m, c, found.spec) for c in mine for m in by_class[c.name]]
-        engines.sort(key=lambda e: e.state == "Passed")
+        mine = [(c, o.id if (o := observed(found.spec, c)) is not None else "") for c in every if c.name in by_class and matches(c, node)]
+        kind = tuple((c.name, fingerprint) for c, fingerprint in mine)
+        if (engines := kinds.get(kind)) is None:
+            engines = [_engine(m, c.name, fingerprint) for c, fingerprint in mine for m in by_class[c.name]]
+            engines.sort(key=lambda e: e.state == "Passed")
+            kinds[kind] = engines
         conditions = merge_conditions(list(found.conditions), {ENGINES_READY: _say(node, found.spec, engines)}, found.generation, now)
         status = NodeFingerprintStatus(engines=engines[:MOST], conditions=conditions)
         if told(status) != found.told:
@@ -87,19 +99,17 @@ def decide_engines(
     return writes
 
 
-def _engine(m: Model, hardware_class: HardwareClass, spec: NodeFingerprintSpec) -> NodeEngine:
-    o = observed(spec, hardware_class)
-    fingerprint = o.id if o is not None else ""
-    if o is None:
-        state, message = "Unknown", f"what the node is under the image of HardwareClass {hardware_class.name} is not known yet"
+def _engine(m: Model, hardware_class: str, fingerprint: str) -> NodeEngine:
+    if not fingerprint:
+        state, message = "Unknown", f"what the node is under the image of HardwareClass {hardware_class} is not known yet"
     elif not m.current:
         state, message = "Waiting", "its spec has changed a moment ago"
     else:
-        state, message = m.engines.get((hardware_class.name, o.id), ("", ""))
+        state, message = m.engines.get((hardware_class, fingerprint), ("", ""))
     return NodeEngine.model_validate(
         {
             "modelDeployment": m.key,
-            "class": hardware_class.name,
+            "class": hardware_class,
             "fingerprint": fingerprint,
             "state": state or "Waiting",
             # an engine that passed has nothing to explain, and its figures would be written to every node

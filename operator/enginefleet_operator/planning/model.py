@@ -69,6 +69,12 @@ class HardwareClass:
     status: HardwareClassStatus
     annotations: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(init=False, compare=False, repr=False)
+    """host digest → image digest of the *current* image, as far as probed."""
+
+    def __post_init__(self) -> None:
+        # it is asked for each of thousands of nodes
+        object.__setattr__(self, "digests", {p.host_digest: p.image_digest for p in self.status.probed if self.is_current(p)})
 
     @property
     def runs_on_gpu(self) -> bool:
@@ -85,11 +91,6 @@ class HardwareClass:
     def is_current(self, probed: ProbedRuntime) -> bool:
         """Whether a probe was of the image, and asked what it would be asked now."""
         return probed.image == self.spec.runtime.image and probed.asked == self.asked
-
-    @property
-    def digests(self) -> Mapping[str, str]:
-        """host digest → image digest of the *current* image, as far as probed."""
-        return {p.host_digest: p.image_digest for p in self.status.probed if self.is_current(p)}
 
 
 @dataclass(frozen=True, slots=True)
