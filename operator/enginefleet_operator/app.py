@@ -37,6 +37,7 @@ from .kube.kinds import (
     Resource,
 )
 from .kube.lease import LeaderElection, Timing
+from .kube.limits import TokenBucket
 from .kube.nodes import NodeView, only_releases, project_node
 from .kube.observe import World
 from .kube.reconcile import Reconcilers
@@ -301,9 +302,12 @@ async def run(arguments: argparse.Namespace) -> int:
         tables=arguments.tables,
         check_hours=arguments.check_hours,
     )
+    reads, writes = (TokenBucket(rate, 2 * rate) for rate in (arguments.read_qps, arguments.write_qps))
+    metrics.watch_limits(reads=reads, writes=writes)
+    # the lease has a client of its own: it is never held back
     timing = Timing(duration=arguments.lease_seconds, deadline=arguments.lease_seconds * 2 / 3, renew=arguments.lease_seconds / 3)
     async with (
-        await ApiClient.connect(arguments.kubeconfig, observer=metrics.request) as client,
+        await ApiClient.connect(arguments.kubeconfig, observer=metrics.request, reads=reads, writes=writes) as client,
         await ApiClient.connect(arguments.kubeconfig) as other,
     ):
         operator = Operator(client, other, metrics, settings, timing)
@@ -365,6 +369,18 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         type=float,
         default=float(env.get("ENGINEFLEET_LEAVE_GRACE", str(Settings().leave_grace))),
         help="seconds for which a node that no longer matches its class keeps its labels",
+    )
+    parser.add_argument(
+        "--read-qps",
+        type=float,
+        default=float(env.get("ENGINEFLEET_READ_QPS", "200")),
+        help="reads from the API server a second, twice as many at once; 0: no limit",
+    )
+    parser.add_argument(
+        "--write-qps",
+        type=float,
+        default=float(env.get("ENGINEFLEET_WRITE_QPS", "50")),
+        help="writes to the API server a second, twice as many at once; 0: no limit",
     )
     parser.add_argument("--verbose", action="store_true")
     return parser.parse_args(argv)

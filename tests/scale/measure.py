@@ -182,8 +182,7 @@ class Bench:
             wanted = {"modeldeployment": self.size.models, "hardwareclass": self.size.classes, "engines": 1, "sweep": 1}
             if any(done.get(name, 0) < count for name, count in wanted.items()):
                 return None
-            busy = summed(metrics, "enginefleet_queue_depth")[""] + summed(metrics, "enginefleet_reconciles_running").get("", 0)
-            return at if busy == 0 else None
+            return at if summed(metrics, "enginefleet_queue_depth")[""] == 0 else None
 
         return await until("the operator has looked at everything", found, seconds) - self.operator.began
 

@@ -235,6 +235,29 @@ def test_a_reconcile_names_when_it_wants_to_come_back_and_the_api_server_may_too
     assert asyncio.run(scenario()) == ["a", "a", "a"]
 
 
+def test_of_requests_that_went_out_together_the_api_server_s_word_counts_as_if_it_had_been_one() -> None:
+    async def scenario() -> list[str]:
+        queue: WorkQueue[str] = WorkQueue()
+        failures: list[str] = []
+
+        async def refused() -> None:
+            raise ApiUnavailable("busy", code=429, retry_after=0.01)
+
+        async def reconcile(key: str) -> float | None:
+            if not failures:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(refused())
+                    group.create_task(refused())
+            queue.close()
+            return None
+
+        queue.add("a")
+        await _drain(queue, reconcile, workers=1, outcome=lambda _, failure: failures.append(type(failure).__name__))
+        return failures
+
+    assert asyncio.run(scenario()) == ["ApiUnavailable", "NoneType"]
+
+
 def test_a_reconcile_that_hangs_is_cut_off_and_its_key_comes_back() -> None:
     async def scenario() -> int:
         queue: WorkQueue[str] = WorkQueue()

@@ -16,6 +16,7 @@ import aiohttp
 from .access import Access
 from .errors import AlreadyExists, ApiUnavailable, Conflict, Forbidden, Gone, NotFound, error_of
 from .kinds import Resource, resource_of
+from .limits import TokenBucket
 
 FIELD_MANAGER = "enginefleet"
 PAGE = 250
@@ -33,10 +34,13 @@ Observer = Callable[[str, str, int], None]
 
 
 class ApiClient:
-    """One session to one API server. `writes` counts the requests that could change something."""
+    """One session to one API server. `writes` counts the requests that could change something; `reads` and `writes` of the call hold them back."""
 
-    def __init__(self, access: Access, *, observer: Observer | None = None) -> None:
+    def __init__(
+        self, access: Access, *, observer: Observer | None = None, reads: TokenBucket | None = None, writes: TokenBucket | None = None
+    ) -> None:
         self._access = access
+        self._reads, self._writes = reads or TokenBucket(0, 0), writes or TokenBucket(0, 0)
         self._observer = observer
         self._session: aiohttp.ClientSession | None = None
         self._retired: aiohttp.ClientSession | None = None
@@ -44,8 +48,15 @@ class ApiClient:
         self.writes = 0
 
     @classmethod
-    async def connect(cls, kubeconfig: str | None = None, *, observer: Observer | None = None) -> Self:
-        return cls(await Access.load(kubeconfig), observer=observer)
+    async def connect(
+        cls,
+        kubeconfig: str | None = None,
+        *,
+        observer: Observer | None = None,
+        reads: TokenBucket | None = None,
+        writes: TokenBucket | None = None,
+    ) -> Self:
+        return cls(await Access.load(kubeconfig), observer=observer, reads=reads, writes=writes)
 
     async def close(self) -> None:
         for session in (self._session, self._retired):
@@ -255,6 +266,7 @@ class ApiClient:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         if self._session is None:
             self._session = self._access.session()
+        await (self._reads if method == "GET" else self._writes).take()
         if method != "GET":
             self.writes += 1
         headers = self._access.headers() | ({"Content-Type": content_type} if body is not None else {})

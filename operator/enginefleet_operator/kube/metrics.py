@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,6 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from enginefleet_api.errors import EngineFleetError
 
 from .lease import LeaderElection
+from .limits import TokenBucket
 from .watch import Reflector
 from .workqueue import WorkQueue
 
@@ -47,6 +49,14 @@ class Metrics:
 
     def watch_queue(self, controller: str, queue: WorkQueue[Any]) -> None:
         self.queue_depth.labels(controller).set_function(lambda: len(queue))
+
+    def watch_limits(self, **buckets: TokenBucket) -> None:
+        held = Gauge(
+            "enginefleet_api_held_back_seconds", "Seconds for which own limits held requests back, since the start.", ["kind"],
+            registry=self.registry,
+        )  # fmt: skip
+        for kind, bucket in buckets.items():
+            held.labels(kind).set_function(functools.partial(getattr, bucket, "waited"))
 
     def request(self, verb: str, kind: str, code: int) -> None:
         """An ApiClient's observer."""

@@ -163,6 +163,13 @@ Outcome = Callable[[float, BaseException | None], None]
 """Told of each finished reconcile: seconds it took, what it raised."""
 
 
+def first_of(error: Exception) -> Exception:
+    """Of requests that went out together the error that counts: one that is no failure of the API's, if there is any."""
+    while isinstance(error, ExceptionGroup):
+        error = next((e for e in error.exceptions if not isinstance(e, EngineFleetError)), error.exceptions[0])
+    return error
+
+
 async def work(
     queue: WorkQueue[K], reconcile: Reconcile[K], *, outcome: Outcome | None = None, limit: float = 50.0, rest: float = 0.0
 ) -> None:
@@ -185,19 +192,15 @@ async def work(
             queue.forget(key)
             if again is not None:
                 queue.add_after(key, again)
-        except ApiUnavailable as error:
-            failure = error
-            logger.warning("%s: %s", key, error)
-            if error.retry_after is None:
-                queue.add_failed(key)
-            else:
-                queue.add_after(key, error.retry_after)
-        except EngineFleetError as error:
-            failure = error
-            logger.warning("%s: %s (again in %.1f s)", key, error, queue.add_failed(key))
         except Exception as error:
-            failure = error
-            logger.exception("%s: reconcile failed, again in %.1f s", key, queue.add_failed(key))
+            failure = first_of(error)
+            if isinstance(failure, ApiUnavailable) and failure.retry_after is not None:
+                logger.warning("%s: %s", key, failure)
+                queue.add_after(key, failure.retry_after)
+            elif isinstance(failure, EngineFleetError):
+                logger.warning("%s: %s (again in %.1f s)", key, failure, queue.add_failed(key))
+            else:
+                logger.exception("%s: reconcile failed, again in %.1f s", key, queue.add_failed(key))
         finally:
             queue.done(key, min((time.monotonic() - began) * rest, LONGEST_REST))
         if outcome is not None:
