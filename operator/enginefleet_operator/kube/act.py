@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from enginefleet_api.errors import EngineFleetError, EnvironmentFault, TransientFault
 from enginefleet_api.resources import API_VERSION
@@ -39,6 +39,7 @@ from .kinds import CONTROLLER_REVISIONS, DAEMONSETS, ENGINE_BUILDS, JOBS, NODES,
 
 logger = logging.getLogger(__name__)
 _DELETABLE: Mapping[str, Resource] = {r.kind: r for r in (JOBS, DAEMONSETS, CONTROLLER_REVISIONS, ENGINE_BUILDS, PODS)}
+_OF_NODES = (LabelNode, WriteObservations, WriteEngines, StartPreload)
 OBSERVATIONS = "enginefleet-observations"
 """Field manager stem of what the operator adds to a NodeFingerprint; the agent owns the rest."""
 
@@ -46,13 +47,45 @@ ENGINES = "enginefleet-engines"
 """Field manager of the status of a NodeFingerprint."""
 
 
-async def act_model(client: ApiClient, snapshot: Snapshot, actions: Iterable[Action]) -> tuple[str, str] | None:
-    """Every action, whatever became of the one before; (reason, message) of the first that was refused.
+PASS = 300
+"""Writes to nodes, and records of them, that a plan makes before it is decided anew: a fleet of thousands is labelled in several passes."""
+NAMED = 3
+"""Nodes that a line of the log names."""
+
+
+A = TypeVar("A")
+
+
+def is_more_than_a_pass(actions: Iterable[object]) -> bool:
+    return sum(isinstance(action, _OF_NODES) for action in actions) > PASS
+
+
+def one_pass(actions: Iterable[A]) -> Iterator[A]:
+    """All but what is beyond a pass. What was done to nodes is logged at the end, a line for all of which the same is to be said."""
+    told: dict[str, list[str]] = {}
+    count = 0
+    try:
+        for action in actions:
+            if isinstance(action, _OF_NODES):
+                count += 1
+                if count > PASS:
+                    continue
+            yield action
+            if isinstance(action, LabelNode):
+                told.setdefault(f"{', '.join(f'{k}={v}' for k, v in action.labels.items())} ({action.why})", []).append(action.node)
+    finally:
+        for what, nodes in told.items():
+            more = "" if len(nodes) <= NAMED else f" and {len(nodes) - NAMED} more"
+            logger.info("node%s %s%s: %s", "s" if len(nodes) > 1 else "", ", ".join(nodes[:NAMED]), more, what)
+
+
+async def act_model(client: ApiClient, snapshot: Snapshot, actions: Sequence[Action]) -> tuple[str, str] | None:
+    """A pass over the actions, whatever became of the one before; (reason, message) of the first that was refused.
 
     A quota that refuses a Job must not keep a drained node from its release. Conflicts and an API server that is away end the pass.
     """
     refused: tuple[str, str] | None = None
-    for action in actions:
+    for action in one_pass(actions):
         try:
             await _act_model(client, snapshot, action)
         except (Conflict, TransientFault):
@@ -92,8 +125,8 @@ async def _act_model(client: ApiClient, snapshot: Snapshot, action: Action) -> N
             await _common(client, action, snapshot.namespace)
 
 
-async def act_class(client: ApiClient, snapshot: ClassSnapshot, actions: Iterable[Action]) -> None:
-    for action in actions:
+async def act_class(client: ApiClient, snapshot: ClassSnapshot, actions: Sequence[Action]) -> None:
+    for action in one_pass(actions):
         match action:
             case StartProbe():
                 settings = snapshot.settings
@@ -119,7 +152,6 @@ async def _common(client: ApiClient, action: Action, namespace: str) -> None:
 
 async def label_node(client: ApiClient, action: LabelNode) -> None:
     body = {"metadata": {"resourceVersion": action.resource_version, "labels": dict(action.labels)}}
-    logger.info("node %s: %s (%s)", action.node, ", ".join(f"{k}={v}" for k, v in action.labels.items()), action.why)
     await client.merge_patch(NODES, action.node, body)
 
 

@@ -94,7 +94,7 @@ class Reconcilers:
             return SOON
         self._count_builds(snapshot, plan)
         act.record(self._recorder, obj, plan.events)
-        return _after(plan.wake_at, now)
+        return _next(plan, now)
 
     def _count_builds(self, snapshot: Snapshot, plan: Plan) -> None:
         before = {b.name: b.status.phase for b in snapshot.builds}
@@ -120,7 +120,7 @@ class Reconcilers:
             logger.info("%s: %s; again", key, conflict.message)
             return SOON
         act.record(self._recorder, obj, plan.events)
-        return _after(plan.wake_at, now)
+        return _next(plan, now)
 
     async def engines(self, _: str) -> float:
         """What every NodeFingerprint says of its node's engines, from what is watched: nothing is read."""
@@ -129,9 +129,10 @@ class Reconcilers:
         recorded = {name: r for name, r in world.fingerprints.items() if r is not None}
         classes = [c for c in world.classes.values() if c is not None]
         models = [m for m in world.models.values() if m is not None]
-        for action in decide_engines(nodes, recorded, classes, models, self._clock()):
+        writes = decide_engines(nodes, recorded, classes, models, self._clock())
+        for action in act.one_pass(writes):
             await act.write_engines(self._client, action)
-        return RESYNC
+        return 0.0 if act.is_more_than_a_pass(writes) else RESYNC
 
     async def store(self, key: str) -> float:
         namespace, _, name = key.partition("/")
@@ -153,7 +154,8 @@ class Reconcilers:
         sets, _version = await self._client.list(DAEMONSETS, label_selector=f"{labels.ROLE}=serve", project=_selected)
         nodes = tuple(view.node for view in self._world.nodes.values())
         try:
-            for action in orphaned_labels(nodes, frozenset(models), frozenset(self._world.classes), frozenset().union(*sets)):
+            orphans = orphaned_labels(nodes, frozenset(models), frozenset(self._world.classes), frozenset().union(*sets))
+            for action in act.one_pass(orphans):
                 await act.label_node(self._client, action)
         except Conflict:
             return SOON
@@ -161,7 +163,7 @@ class Reconcilers:
         for name in sorted(self._world.fingerprints.keys() - self._world.nodes.keys()):
             if await self._client.get(NODES, name) is None:
                 await self._client.delete(NODE_FINGERPRINTS, name)
-        return RESYNC
+        return 0.0 if act.is_more_than_a_pass(orphans) else RESYNC
 
 
 def _starts(plan: Plan) -> list[StartBuild]:
@@ -171,6 +173,13 @@ def _starts(plan: Plan) -> list[StartBuild]:
 def _selected(workload: Object) -> frozenset[str]:
     """Fingerprint labels that a workload selects its nodes by."""
     return frozenset(k for k in workload["spec"]["template"]["spec"].get("nodeSelector", {}) if k.startswith(labels.FP_PREFIX))
+
+
+def _next(plan: Plan, now: float) -> float:
+    """Seconds until the next look; at once when the plan was longer than a pass."""
+    if act.is_more_than_a_pass(plan.actions):
+        return 0.0
+    return _after(plan.wake_at, now)
 
 
 def _after(wake_at: float | None, now: float) -> float:
