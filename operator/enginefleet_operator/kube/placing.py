@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from enginefleet_api import labels
 
+from ..planning import queue
 from ..planning.model import Place, Plan, RunningBuild, Snapshot, StartBuild
 from ..render import manifests
 from .client import ApiClient, Object
@@ -17,7 +18,9 @@ from .views import ended
 from .views import waiting as waiting_of
 
 MOST = 50
-"""So many nodes of a fingerprint are looked at, those that come first by name: a build needs one of them."""
+"""So many nodes of a fingerprint are looked at, those that come first in the build's own order: it needs one of them."""
+FIRST = 5
+"""So many of them at first: as long as one of these is idle, no other one is asked about."""
 
 
 async def with_builds(client: ApiClient, nodes: Mapping[str, NodeView], snapshot: Snapshot, plan: Plan) -> Snapshot:
@@ -31,15 +34,18 @@ async def with_builds(client: ApiClient, nodes: Mapping[str, NodeView], snapshot
         RunningBuild(job[1], job[2], placed.get(job[0], "")) for job in jobs if job is not None and (placed.get(job[0]) or not job[3])
     )
     starts = [action for action in plan.actions if isinstance(action, StartBuild)]
-    candidates = [_of_its_kind(nodes, action) for action in starts]
-    taken = await occupancy(client, {name for names in candidates for name in names}, len(nodes))
+    busy = {node for node in placed.values() if node}
     places: dict[str, Place] = {}
-    for action, names in zip(starts, candidates, strict=True):
+    for action in starts:
+        names = _of_its_kind(nodes, action)
         spec = manifests.build_job(snapshot, action)["spec"]["template"]["spec"]
-        for name in names:
-            here = taken.get(name, [])
-            serves = any(one.serves for one in here)
-            places[name] = Place(why_not(spec, nodes[name], [one.amounts for one in here]), serves)
+        for some in (names[:FIRST], names[FIRST:]):
+            taken = await occupancy(client, some, len(nodes))
+            for name in some:
+                here = taken.get(name, [])
+                places[name] = Place(why_not(spec, nodes[name], [one.amounts for one in here]), any(one.serves for one in here))
+            if any(places[name].is_idle and name not in busy and name not in action.avoid for name in some):
+                break  # the first in the order is the one that is taken
     return replace(snapshot, running=running, places=places)
 
 
@@ -67,9 +73,12 @@ def _role(pod: Object) -> str:
 
 
 def _of_its_kind(nodes: Mapping[str, NodeView], action: StartBuild) -> list[str]:
-    """Ready nodes of the fingerprint that is built for."""
+    """Nodes of the fingerprint that is built for, or of the context that is judged in, as far as a pod may come to them."""
     key = labels.fp_key(action.spec.hardware_class, action.spec.image_digest)
-    return sorted(name for name, view in nodes.items() if view.labels.get(key) == action.spec.fingerprint and view.ready)[:MOST]
+    of = (nodes[name] for name in action.judge.nodes if name in nodes) if action.judge is not None else nodes.values()
+    found = (v.name for v in of if v.labels.get(key) == action.spec.fingerprint and v.ready and not v.unschedulable)
+    name = f"{action.build} {action.judge.context}" if action.judge is not None else action.build
+    return sorted(found, key=lambda node: queue.order(node, name))[:MOST]
 
 
 def _job(job: Object) -> tuple[str, str, str, bool] | None:

@@ -230,6 +230,10 @@ class Place:
     why_not: str = ""
     serves: bool = False
 
+    @property
+    def is_idle(self) -> bool:
+        return not self.why_not and not self.serves
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:

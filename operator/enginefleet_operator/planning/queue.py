@@ -56,9 +56,10 @@ def admit(
         text = f"node {busy[0]} builds for {taken[busy[0]].model}, one build a node: it starts when that ends."
         return Admission(False, reason="Queued", message=text)
     fitting = [node for node in free if node.name in places and not places[node.name].why_not]
-    ranked = sorted(fitting, key=lambda node: (node.name in avoid, places[node.name].serves, _order(node.name, name)))
+    ranked = sorted(fitting, key=lambda node: (node.name in avoid, places[node.name].serves, order(node.name, name)))
     return Admission(True, ranked[0].name if ranked else "")
 
 
-def _order(node: str, build: str) -> str:
+def order(node: str, build: str) -> str:
+    """By which nodes come for the build of this name: those that are equally good are taken in it."""
     return hashlib.sha256(f"{node} {build}".encode()).hexdigest()
