@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from enginefleet_api.resources import (
+    CandidateStatus,
     Condition,
     ModelDeploymentSpec,
     ModelDeploymentStatus,
@@ -35,6 +36,8 @@ class Model:
     """Its status is about its present spec."""
     engines: Mapping[tuple[str, str], tuple[str, str]]
     """(class, fingerprint) → (state, message)"""
+    candidates: Mapping[str, CandidateStatus] = field(default_factory=dict)
+    """By class that has a candidate image; what is told of single fingerprints is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ def model(key: str, generation: int, spec: ModelDeploymentSpec, status: ModelDep
         frozenset(named | ({c.name for c in status.classes} if selects else set())),
         status.observed_generation == generation,
         {(c.name, f.id): (f.state, f.message) for c in status.classes for f in c.fingerprints},
+        {c.name: c.candidate.model_copy(update={"fingerprints": []}) for c in status.classes if c.candidate is not None},
     )
 
 
