@@ -24,6 +24,7 @@ from enginefleet_operator.planning.model import (
     RunningBuild,
     Snapshot,
     StartBuild,
+    StartPrepare,
     StartProbe,
 )
 from enginefleet_operator.render.manifests import build_job, prepare_job, probe_job
@@ -217,7 +218,7 @@ def test_a_model_whose_spec_is_refused_has_no_ready_candidate() -> None:
 
 
 def test_hold_keeps_no_candidate_from_being_proven_and_a_promoted_one_from_serving_unasked() -> None:
-    hold = {"onVersionChange": "Hold"}
+    hold: dict[str, Any] = {"onVersionChange": "Hold"}
     s = answered(w.settle(tried(serving(), a_class(**hold))))
     assert candidate(s).state == "Ready"
     before = served(s)
@@ -234,7 +235,7 @@ def test_hold_keeps_no_candidate_from_being_proven_and_a_promoted_one_from_servi
 def test_the_model_is_checked_for_devices_of_a_candidate_too() -> None:
     s = tried(w.fleet())
     plan = decide(s, w.NOW)
-    job = prepare_job(s, w.first(plan, w.StartPrepare))
+    job = prepare_job(s, w.first(plan, StartPrepare))
     told = next(e["value"] for e in job["spec"]["template"]["spec"]["containers"][0]["env"] if e["name"] == "ENGINEFLEET_REQUEST")
     assert '"version":"1.24.4"' in told
     assert '"version":"1.25.0"' in told
