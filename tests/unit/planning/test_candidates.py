@@ -33,6 +33,7 @@ from . import worlds as w
 from .test_classes import applied, host
 from .test_decide import condition
 from .test_hold import NEWER
+from .test_pausing import World
 from .test_rollback import played
 
 BLOB = "sha256:" + "f" * 64
@@ -215,6 +216,47 @@ def test_a_model_whose_spec_is_refused_has_no_ready_candidate() -> None:
     s = answered(w.settle(tried(serving())))
     s = w.settle(replace(s, spec=w.spec(serving={"mode": "Deployment"}), generation=2))
     assert (candidate(s).state, candidate(s).reason) == ("Failed", "NotYetSupported")
+
+
+@pytest.mark.parametrize("answer", [Answer.PASS, Answer.FAIL])
+def test_a_pod_makes_way_for_a_candidate_and_comes_back_with_what_it_served(answer: Answer) -> None:
+    """Each node has one device, which its serving pod holds."""
+    world = World(tried(serving()))
+    pods, values = {p.name for p in world.s.pods}, [world.value(n.name) for n in world.s.nodes]
+    world.run()
+    assert world.paused == world.running
+    assert len(world.paused) == 1
+    build = next(b for b in world.s.builds if b.status.candidate)
+    world.end_build(report=w.build_report(build, answer, [], blob=BLOB))
+    world.run()
+    assert world.paused == []
+    assert {p.name for p in world.s.pods} == pods
+    assert [world.value(n.name) for n in world.s.nodes] == values
+    assert candidate(world.s).state == ("Ready" if answer is Answer.PASS else "Failed")
+    assert len(world.said("ServingPaused")) == 1
+
+
+def test_the_only_node_that_serves_makes_way_for_a_candidate_when_it_is_approved() -> None:
+    world = World(tried(w.settle(w.serving(w.passed_fleet(nodes=1)))))
+    world.run()
+    assert world.paused == []
+    assert (candidate(world.s).state, candidate(world.s).reason) == ("Waiting", "BuildNeedsOutage")
+    assert labels.APPROVE in candidate(world.s).message
+    assert condition(world.s, "Ready")[0] == "True"
+    world.s = replace(world.s, annotations={labels.APPROVE: "1"})
+    world.run()
+    assert world.running == ["n0"]
+
+
+def test_a_pod_that_made_way_comes_back_when_the_candidate_is_taken_away() -> None:
+    world = World(tried(serving()))
+    pods = {p.name for p in world.s.pods}
+    world.run()
+    assert len(world.paused) == 1
+    world.s = replace(world.s, classes={"cpu": a_class(candidate="")})
+    world.run()
+    assert (world.paused, world.running) == ([], [])
+    assert {p.name for p in world.s.pods} == pods
 
 
 def test_hold_keeps_no_candidate_from_being_proven_and_a_promoted_one_from_serving_unasked() -> None:
