@@ -150,6 +150,15 @@ def test_a_promoted_candidate_is_rolled_out_without_a_build() -> None:
     assert s.status.classes[0].candidate is None
 
 
+def test_a_candidate_that_is_promoted_by_another_name_of_its_digest_is_rolled_out_without_a_build() -> None:
+    s = answered(w.settle(tried(serving())))
+    jobs = [j.name for j in s.jobs if j.role == "build"]
+    pinned = f"runtime@{w.IMAGE_B}"
+    s = played(replace(s, classes={"cpu": a_class(pinned, "", probed=(SAME, OTHER | {"image": pinned}))}))
+    assert [j.name for j in s.jobs if j.role == "build"] == jobs
+    assert {w_.image_digest for w_ in s.workloads} == {w.IMAGE_B}
+
+
 def test_a_candidate_that_is_promoted_before_it_is_proven_is_an_ordinary_change_of_image() -> None:
     s = w.settle(tried(serving()))
     s = w.settle(promoted(s))
