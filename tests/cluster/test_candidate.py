@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from demo.world import condition
 
-from .fleet import SYSTEM, Fleet, Site, everywhere, phase, standing
+from .fleet import SYSTEM, Fleet, Site, everywhere, phase, ready, standing
+from .killer import KillProxy
+from .test_kill_points import PREFIX, live_build_pods, short_lives
 
 NOW, NEXT = "enginefleet/runtime:ort-1.24", "enginefleet/runtime:ort-1.23"
 
@@ -132,3 +135,37 @@ def test_a_candidate_image_that_cannot_be_pulled_is_named_and_the_class_stays_re
     fleet.wait("its probe is gone", lambda: set(probes(site).values()) == {NOW})
     assert pods(site) == running
     assert site.condition("Ready")["status"] == "True"
+
+
+def test_killed_again_and_again_a_candidate_is_proven_once_and_promoted_without_a_build(proxied: tuple[Fleet, KillProxy]) -> None:
+    """Lives of one write each with ENGINEFLEET_SWEEP=1; of a few otherwise."""
+    fleet, proxy = proxied
+    site, each = Site(fleet, nodes="cpu-b", prefix=PREFIX), 1 if os.environ.get("ENGINEFLEET_SWEEP") else 3
+
+    def is_proven() -> bool:
+        assert max(live_build_pods(site).values(), default=0) <= 1
+        assert pods(site) == running
+        return class_condition(site, "CandidateReady").get("status") == "True"
+
+    def serves() -> bool:
+        images = [p["spec"]["containers"][0]["image"] for p in site.pods() if ready(p)]
+        return images == [NEXT] and site.settled() is not None
+
+    try:
+        site.apply_all()
+        proxy.arm(0, lambda: None)
+        fleet.operator.start()
+        site.wait_ready()
+        fleet.operator.kill()
+        running = pods(site)
+        fleet.apply(site.hwc(runtime={"candidateImage": NEXT}))
+        writes = short_lives(fleet, proxy, each, is_proven)
+        assert len(writes) >= 8, writes
+        fleet.apply(site.hwc(image=NEXT))
+        short_lives(fleet, proxy, each, serves)
+        assert sorted(map(image_of, site.jobs("build"))) == [NEXT, NOW]
+        assert sorted(probes(site).values()) == [NEXT, NOW]
+        assert [phase(b) for b in site.builds()] == ["Passed", "Passed"]
+    finally:
+        fleet.operator.kill()
+        site.close()

@@ -545,8 +545,9 @@ def _is_held(s: Snapshot, one: _Fingerprint) -> bool:
         return False  # a candidate is proven because somebody asked for it
     name, key = hardware_class.name, labels.release_key(s.namespace, s.name)
     before = next((c.fingerprints for c in s.status.classes if c.name == name), [])
-    # what was built for a candidate is proven and still not approved
-    built = {b.spec.fingerprint for b in s.builds if b.spec.hardware_class == name and not b.status.candidate}
+    # what was built for a candidate is proven and still not approved; what was not looked at yet may be of one
+    mine = [b for b in s.builds if b.spec.hardware_class == name and b.status.phase]
+    built = {b.spec.fingerprint for b in mine if not b.status.candidate}
     known = built | {f.id for f in before if f.state != "Held"}
     served = any(n.labels.get(key) for n in s.nodes if n.name in one.nodes)
     return served and one.fingerprint not in known

@@ -283,6 +283,15 @@ def test_hold_keeps_no_candidate_from_being_proven_and_a_promoted_one_from_servi
     assert condition(s, "ServingStale")[0] == "False"
 
 
+def test_a_candidate_that_is_promoted_in_the_moment_in_which_its_build_is_made_is_held() -> None:
+    s = tried(serving(), a_class(onVersionChange="Hold"))
+    s = w.apply(s, decide(s, w.NOW))
+    assert [b.status.phase for b in s.builds] == ["Passed", ""]
+    s = w.settle(promoted(s, onVersionChange="Hold"))
+    assert condition(s, "ServingStale")[1] == "HeldForApproval"
+    assert not [j for j in s.jobs if j.role == "build" and j.active]
+
+
 def test_the_model_is_checked_for_devices_of_a_candidate_too() -> None:
     s = tried(w.fleet())
     plan = decide(s, w.NOW)
