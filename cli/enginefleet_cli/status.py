@@ -165,6 +165,8 @@ def tree(seen: View) -> Tree:
 def _add_class(root: Tree, one: View) -> None:
     counts, rollout = one["nodes"], one["rollout"]
     said = [f"{counts.get('ready', 0)}/{counts.get('total', 0)} nodes ready", f"{counts.get('updated', 0)} updated"]
+    if not rollout.get("release") and not any(counts.get(k) for k in ("ready", "updated", "waiting", "failed")):
+        said = [f"{counts.get('total', 0)} nodes, nothing is served"]
     said += [f"{counts[k]} {k}" for k in ("waiting", "unreachable", "failed") if counts.get(k)]
     branch = root.add(f"[bold]{escape(one['name'])}[/]  {', '.join(said)}{_rollout(rollout)}")
     if refused := rollout.get("refused"):

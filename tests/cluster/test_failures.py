@@ -91,7 +91,7 @@ CASES = {
         {"validation": VALIDATION | {"uri": "s3://models/bad/few.npz"}}, "TooFewSamples", "20", True, {"bad/few.npz": _few_samples}
     ),
     "NaN outputs": Case({"model": {"uri": "s3://models/bad/nan.onnx"}}, "NonFiniteOutputs", "", True, {"bad/nan.onnx": _nan_model}),
-    "not supported yet": Case({"serving": {"mode": "None"}}, "NotYetSupported", "serving.mode None: write DaemonSet", True),
+    "not supported yet": Case({"build": {"workspace": "2Gi"}}, "NotYetSupported", "no target class has a use for workspace", True),
 }
 
 

@@ -92,6 +92,8 @@ def serving(
     `away`: nodes on which a build has the place of what they serve. One whose pause is over has nothing to lose: the rollout moves it first.
     """
     key = labels.release_key(s.namespace, s.name)
+    if s.spec.serving.mode == "None":
+        return _nothing(s, key)
     goals: dict[str, Goal] = {}
     releases: dict[str, str] = {}
     creates: dict[str, CreateWorkload] = {}
@@ -130,6 +132,18 @@ def serving(
     # a token is used up once there is a release that it can be about
     tokens = (s.annotations.get(labels.PROMOTE, ""), s.annotations.get(labels.ABORT, ""))
     return Serving(results, tuple(actions), wake_at, tokens if releases else (s.status.promote_token, s.status.abort_token))
+
+
+def _nothing(s: Snapshot, key: str) -> Serving:
+    """serving.mode None: engines are published, no pod runs, and those of a mode before go at once. What a rollback would need is kept by nobody."""
+    classes = tuple(ClassRollout(c, (), RolloutStatus()) for c in targets(s))
+    used = {labels.plain(node.labels[key]) for node in s.nodes if key in node.labels}
+    actions: list[Action] = [
+        LabelNode(node.name, node.resource_version, {key: None}, "serving.mode is None") for node in s.nodes if key in node.labels
+    ]
+    actions += _retire(s, used, ())
+    actions += _forget(s, used, (), classes)
+    return Serving(classes, tuple(actions), tokens=(s.annotations.get(labels.PROMOTE, ""), s.annotations.get(labels.ABORT, "")))
 
 
 def _class(

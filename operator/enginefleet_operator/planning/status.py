@@ -85,7 +85,7 @@ def model_status(
         summary=say["Ready"].message if say["Ready"].status else say["Stalled"].message if say["Stalled"].status else say["Ready"].message,
         engines=engines,
         precision=_precision(s, stage),
-        rollout=f"{min(ready, updated)}/{total}",
+        rollout=f"{min(ready, updated)}/{total}" if s.spec.serving.mode != "None" else "",
         revision=revision,
         # a token counts as used only once prepare was looked at with it
         retry_token=s.annotations.get(labels.RETRY, s.status.retry_token) if prepared is not None else s.status.retry_token,
@@ -153,7 +153,10 @@ def _conditions(
             if (names := ignored_settings(s.spec.build, c.spec.backend))
         )
         current = f"serve, {held.nodes} of them an older release that is held for approval" if held else "serve the current release"
-        ready_say = Say(True, "Serving", f"{ready} of {reachable} reachable nodes {current}{metric}{declared}{ignored}.")
+        serves = f"{ready} of {reachable} reachable nodes {current}"
+        if s.spec.serving.mode == "None":
+            serves, declared = f"{_engines(len(stage.passed))} published; serving.mode None runs no pods", ""
+        ready_say = Say(True, "Serving" if s.spec.serving.mode != "None" else "Published", f"{serves}{metric}{declared}{ignored}.")
     else:
         ready_say = Say(False, first.reason, first.message)
     is_prepared = prepared is not None and prepared.resolved is not None and any(not p.get("failure") for p in prepared.resolved.prepared)
@@ -198,6 +201,10 @@ def _conditions(
         ),
         "BelowGate": _below(s, stage),
     }
+
+
+def _engines(count: int) -> str:
+    return "1 engine is" if count == 1 else f"{count} engines are"
 
 
 def _below(s: Snapshot, stage: BuildStage) -> Say:
@@ -455,6 +462,10 @@ def _class_status(s: Snapshot, c: ClassRollout, stage: BuildStage) -> ClassStatu
     fingerprints = fingerprints_of(stage, c.hardware_class.name)
     if not stage.wanted and not stage.unbuilt and not stage.held and old is not None:
         fingerprints = old.fingerprints  # nothing is known anew while prepare runs
+    if s.spec.serving.mode == "None":
+        nodes = nodes_of(s, c.hardware_class)
+        counted = NodeCounts(total=len(nodes), unreachable=sum(not n.ready for n in nodes))
+        return ClassStatus(name=c.hardware_class.name, nodes=counted, fingerprints=fingerprints)
     failing = [_trouble(s, n) for n in c.nodes if rollout.classify(n) in (State.FAILED, State.UNREACHABLE)]
     return ClassStatus(
         name=c.hardware_class.name,

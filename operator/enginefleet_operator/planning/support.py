@@ -26,8 +26,8 @@ def unsupported_model_deployment(spec: ModelDeploymentSpec, backends: Collection
     ignored = [set(ignored_settings(spec.build, backend)) for backend in backends]
     if nobody := sorted(set.intersection(*ignored)) if ignored else []:
         yield f"spec.build: no target class has a use for {', '.join(nobody)}; leave it out"
-    if spec.serving.mode != "DaemonSet":
-        yield f"spec.serving.mode {spec.serving.mode}: write DaemonSet"
+    if spec.serving.mode == "Deployment":
+        yield "spec.serving.mode Deployment: write DaemonSet, or None"
 
 
 def unsupported_class(spec: HardwareClassSpec) -> Iterator[str]:
