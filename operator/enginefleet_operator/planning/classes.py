@@ -42,7 +42,7 @@ class ClassSnapshot:
     images_in_use: frozenset[str] = frozenset()
     """Digests of images whose engines some workload of this class still serves."""
     models: tuple[Model, ...] = ()
-    """ModelDeployments that target the class, while it has a candidate image."""
+    """ModelDeployments that target the class."""
     settings: Settings = field(default_factory=Settings)
 
 

@@ -879,6 +879,9 @@ def obsolete_builds(s: Snapshot, stage: BuildStage) -> list[Action]:
     """EngineBuilds that nothing wants and no workload serves: the newest historyLimit of them stay; Jobs of unwanted ones are ended."""
     wanted = {w.name for w in stage.every}
     serving = {w.build for w in s.workloads if not w.deleting}
+    # what a candidate was proven with before its promotion was held
+    held = {(one.hardware_class.name, one.observation.id) for one in stage.held}
+    wanted |= {b.name for b in s.builds if (b.spec.hardware_class, b.spec.fingerprint) in held and b.status.phase == "Passed"}
     old: list[EngineBuild] = [b for b in s.builds if b.name not in wanted and b.name not in serving and not b.deleting]
     old.sort(key=lambda b: (b.created, b.name), reverse=True)
     actions: list[Action] = [Delete("EngineBuild", b.name, b.uid, "older than historyLimit") for b in old[s.spec.history_limit :]]

@@ -283,6 +283,19 @@ def test_hold_keeps_no_candidate_from_being_proven_and_a_promoted_one_from_servi
     assert condition(s, "ServingStale")[0] == "False"
 
 
+@pytest.mark.parametrize("held", [True, False])
+def test_what_was_proven_for_a_candidate_is_kept_while_its_promotion_is_held(held: bool) -> None:
+    """Else it is past like others, of which historyLimit keeps the newest."""
+    hold: dict[str, Any] = {"onVersionChange": "Hold"}
+    s = answered(w.settle(tried(replace(serving(), spec=w.spec(historyLimit=1)), a_class(**hold))))
+    names = [b.name for b in s.builds]
+    spec = s.builds[0].spec.model_copy(update={"fingerprint": "fp-past"})
+    past = replace(s.builds[0], name="past", uid="uid-past", created="2028-01-15T08:00:00Z", spec=spec)
+    s = replace(s, builds=(*s.builds, past))
+    s = w.settle(promoted(s, **hold) if held else replace(s, classes={"cpu": a_class(candidate="", **hold)}))
+    assert [b.name for b in s.builds] == ([*names, "past"] if held else [names[0], "past"])
+
+
 def test_a_candidate_that_is_promoted_in_the_moment_in_which_its_build_is_made_is_held() -> None:
     s = tried(serving(), a_class(onVersionChange="Hold"))
     s = w.apply(s, decide(s, w.NOW))
