@@ -37,6 +37,7 @@ def _engine(build: Object, now: float) -> View:
         "engineKey": spec["engineKey"],
         "gateKey": spec["gateKey"],
         "verdict": status.get("phase") or "Waiting",
+        "candidate": status.get("candidate", False),
         "blob": engine.get("blob", ""),
         "size": engine.get("size"),
         "adopted": engine.get("adopted"),
@@ -57,7 +58,7 @@ def engines_table(rows: Sequence[View]) -> Table:
         said = figures(one) or (one_line(one["message"], 60) if one["verdict"] != "Passed" else "")
         cells = [one["modelDeployment"], one["class"], one["fingerprint"], one["variant"]]
         rest = [short(one["engineKey"]), short(one["blob"]), said, one["age"]]
-        table.add_row(*map(escape, cells), f"[{colour}]{one['verdict']}[/]", *map(escape, rest))
+        table.add_row(*map(escape, cells), f"[{colour}]{one['verdict']}[/]{' (candidate)' if one['candidate'] else ''}", *map(escape, rest))
     return table
 
 

@@ -82,8 +82,33 @@ def _class(mdep: Object, one: Object, nodes: Sequence[Object], pods: Sequence[Ob
             }
             for f in one.get("fingerprints", ())
         ],
+        "candidate": _candidate(one["candidate"]) if one.get("candidate") else None,
         # observed under the class, and not in the status yet
         "others": [entry for found in sorted({f for _, f in mine if f and f not in known}) for entry in stand(found)],
+    }
+
+
+def _candidate(one: Object) -> View:
+    """What was proven under the candidate image of a class, of which nothing serves."""
+    return {
+        "image": one["image"],
+        "state": one.get("state", ""),
+        "nodes": one.get("nodes", 0),
+        "ready": one.get("ready", 0),
+        "reason": one.get("reason", ""),
+        "message": one.get("message", ""),
+        "fingerprints": [
+            {
+                "id": f["id"],
+                "summary": f.get("summary", ""),
+                "state": f.get("state", ""),
+                "variant": f.get("variant", ""),
+                "engineBuild": f.get("engineBuild", ""),
+                "measured": figures(f),
+                "message": f.get("message", ""),
+            }
+            for f in one.get("fingerprints", ())
+        ],
     }
 
 
@@ -157,8 +182,22 @@ def _add_class(root: Tree, one: View) -> None:
         if f["message"] and f["state"] != "Passed":
             leaf.add(escape(one_line(f["message"])))
         _add_nodes(leaf, f["nodes"])
+    if one["candidate"]:
+        _add_candidate(branch, one["candidate"])
     if one["others"]:
         _add_nodes(branch.add("[dim]other fingerprints[/]"), one["others"])
+
+
+def _add_candidate(branch: Tree, one: View) -> None:
+    colour = COLOURS.get(one["state"], "default")
+    head = f"candidate image {escape(one['image'])}  [{colour}]{escape(one['state'])}[/]  engines for {one['ready']} of {one['nodes']} nodes passed"
+    leaf = branch.add(head)
+    if one["state"] != "Ready":
+        leaf.add(escape(one_line(f"{one['reason']}: {one['message']}")))
+    for f in one["fingerprints"]:
+        parts = ", ".join(p for p in (f["variant"], f["measured"]) if p)
+        state = f["state"] or "Waiting"
+        leaf.add(f"{escape(f['id'])}  [{COLOURS.get(state, 'default')}]{escape(state)}[/]  {escape(parts)}\n[dim]{escape(f['summary'])}[/]")
 
 
 def _rollout(rollout: Object) -> str:

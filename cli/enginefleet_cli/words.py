@@ -11,7 +11,7 @@ from enginefleet_api import labels
 Object = Mapping[str, Any]
 
 COLOURS = {
-    "True": "green", "Passed": "green", "ready": "green", "serving": "green",
+    "True": "green", "Passed": "green", "Ready": "green", "ready": "green", "serving": "green",
     "False": "yellow", "Unknown": "yellow", "Waiting": "yellow", "Building": "cyan", "Held": "yellow", "moving": "cyan", "waiting": "yellow",
     "Failed": "red", "Inconclusive": "red", "failed": "red", "unreachable": "red",
 }  # fmt: skip

@@ -80,6 +80,7 @@ HARDWARE_CLASS = Kind(
         Column("Backend", ".spec.backend"),
         Column("Nodes", ".status.nodes", "integer"),
         Column("Summary", ".status.summary"),
+        Column("Candidate", ".status.candidate.models"),
         READY,
         AGE,
     ),

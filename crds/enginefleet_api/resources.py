@@ -202,10 +202,26 @@ class RolloutStatus(Contract):
     """Nodes that could not serve before this rollout either: they say nothing about the release."""
 
 
+class CandidateStatus(Contract):
+    """How the engines of one class stand under its candidate image: built and judged, not rolled out."""
+
+    image: str
+    state: str = ""
+    """Ready: for all nodes that can be reached there is an engine that passed. Waiting, or Failed: no waiting will cure it."""
+    nodes: int = 0
+    ready: int = 0
+    """Nodes for which an engine passed."""
+    reason: str = ""
+    message: Annotated[str, Field(max_length=512)] = ""
+    fingerprints: list[FingerprintStatus] = Field(default_factory=list)
+
+
 class ClassStatus(Contract):
     name: str
     nodes: NodeCounts = Field(default_factory=NodeCounts)
     fingerprints: list[FingerprintStatus] = Field(default_factory=list)
+    candidate: CandidateStatus | None = None
+    """While the class has a `runtime.candidateImage`."""
     rollout: RolloutStatus = Field(default_factory=RolloutStatus)
     failing_nodes: Annotated[list[NodeTrouble], Field(max_length=20)] = Field(default_factory=list)
 
@@ -252,7 +268,8 @@ class Runtime(Contract):
     image: Image
     """Image with the backend, best with its digest."""
     candidate_image: OptionalImage = ""
-    """Built and judged beside `image`, not rolled out until promoted."""
+    """Built and judged beside `image`, and nothing of it is rolled out. To promote it, write it as `image` and leave this out: what was proven is
+    taken as it is."""
     python: Annotated[str, matching(r"^(/.*|[a-z0-9.]+)$", "an absolute path or a command, like /usr/bin/python3", max_length=512)] = (
         "python3"
     )
@@ -374,11 +391,38 @@ class ClassFingerprint(Contract):
     nodes: int = 0
 
 
+class CandidateModel(Contract):
+    """How one ModelDeployment stands under the candidate image of a class."""
+
+    model_deployment: str
+    """namespace/name"""
+    state: str
+    """Ready, Waiting or Failed: as in the ModelDeployment's status."""
+    nodes: int = 0
+    ready: int = 0
+    """Nodes for which an engine passed."""
+    reason: str = ""
+    message: str = ""
+
+
+class ClassCandidate(Contract):
+    """The candidate image of a class: what its nodes are under it, and which ModelDeployments are ready for it."""
+
+    image: str
+    models: str = ""
+    """Ready ones of all that target the class, like 2/3."""
+    failed: int = 0
+    fingerprints: list[ClassFingerprint] = Field(default_factory=list)
+    model_deployments: Annotated[list[CandidateModel], Field(max_length=50)] = Field(default_factory=list)
+    """Failed ones first, then those that wait."""
+
+
 class HardwareClassStatus(Contract):
     observed_generation: int = -1
     nodes: int = 0
     summary: str = ""
     fingerprints: list[ClassFingerprint] = Field(default_factory=list)
+    candidate: ClassCandidate | None = None
     probed: list[ProbedRuntime] = Field(default_factory=list)
     probes: list[ProbeState] = Field(default_factory=list)
     retry_token: str = ""
@@ -567,6 +611,8 @@ class JudgedContext(Contract):
 
 class EngineBuildStatus(Contract):
     phase: Literal["", "Waiting", "Building", "Passed", "Failed", "Inconclusive"] = ""
+    candidate: bool = False
+    """Wanted for the candidate image of its class only: it may not serve."""
     node: str = ""
     build: AttemptState | None = None
     retry_token: str = ""

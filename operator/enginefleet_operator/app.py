@@ -119,6 +119,12 @@ class Operator:
         self.engines.add("all")
         if old is None or new is None:
             self.sweeps.add("labels")
+        # a class tells which of them are ready under its candidate image
+        told = [(m.classes, m.current, m.candidates) if m is not None else None for m in (old, new)]
+        if told[0] != told[1]:
+            for name in {name for m in (old, new) if m is not None for name in m.classes}:
+                if (found := self.hardware.items.get(name)) is not None and found.candidate is not None:
+                    self.classes.add(name)
 
     def _node_changed(self, old: NodeView | None, new: NodeView | None) -> None:
         found = new or old

@@ -113,6 +113,23 @@ def test_the_tree_goes_from_revision_to_classes_to_fingerprints_to_nodes() -> No
     json.dumps(seen)
 
 
+def test_the_tree_tells_how_a_candidate_image_stands() -> None:
+    seen = mdep(condition("Ready", "True"))
+    engine = {"id": "fp-candidate", "summary": "a newer runtime", "state": "Failed", "variant": "fp32", "message": "GateFailed: below"}
+    told = {"image": "r:2", "state": "Failed", "nodes": 2, "reason": "GateFailed", "message": "below the minimum", "fingerprints": [engine]}
+    seen["status"]["classes"][0]["candidate"] = told
+    view = status.view(seen, [node("n0")], [], NOW)
+    shown = text(status.tree(view))
+    for words in (
+        "candidate image r:2  Failed  engines for 0 of 2 nodes passed",
+        "GateFailed: below the minimum",
+        "fp-candidate  Failed  fp32",
+    ):
+        assert words in shown
+    json.dumps(view)
+    assert status.exit_code([view]) == 0, "what serves is ready"
+
+
 def test_ready_for_an_older_spec_is_not_ready() -> None:
     old = mdep(condition("Ready", "True"), observedGeneration=0)
     assert status.exit_code([status.view(old, [], [], NOW)]) == 1
@@ -194,6 +211,14 @@ def test_a_deployment_is_explained_with_the_last_failure_and_what_comes_next() -
     assert "StoreUnreachable  attempt 3, next in 5m" in shown
     assert "Ready False for 60m" in shown
     assert "[red] a line" in shown
+
+
+def test_engines_that_are_a_candidates_only_say_so() -> None:
+    tried = build()
+    tried["status"]["candidate"] = True
+    shown = text(lists.engines_table(lists.engines([build(), tried], NOW)))
+    assert shown.count("Passed (candidate)") == 1
+    assert shown.count("Passed") == 2
 
 
 def test_engines_and_reports_name_keys_and_the_command() -> None:

@@ -205,8 +205,8 @@ COLUMNS: list[tuple[Object, Object, list[str]]] = [
     ),
     (
         changed(HARDWARE_CLASS, {}, name="columns"),
-        {"observedGeneration": 1, "nodes": 3, "summary": "2 kinds", "conditions": [READY]},
-        ["tensorrt", "3", "2 kinds", "True"],
+        {"observedGeneration": 1, "nodes": 3, "summary": "2 kinds", "candidate": {"image": "r:2", "models": "1/2"}, "conditions": [READY]},
+        ["tensorrt", "3", "2 kinds", "1/2", "True"],
     ),
     (changed(ENGINE_STORE, {}, name="columns"), {"observedGeneration": 1, "conditions": [READY]}, ["s3://engines/vision/", "True"]),
     (

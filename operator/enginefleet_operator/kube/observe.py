@@ -165,6 +165,7 @@ async def observe_class(client: ApiClient, world: World, settings: Settings, nam
         nodes=tuple(nodes),
         fingerprints=world.recorded(nodes),
         jobs=tuple(views.job(j, pods.result()) for j in jobs.result() if _owned(j, parsed.uid)),
+        models=tuple(m for m in world.models.values() if m is not None and name in m.classes),
         images_in_use=frozenset(d for w in sets.result() if (d := views.workload(w).image_digest))
         | {r.image_digest for _, r in kept.result()[0] if r.image_digest},
         settings=settings,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from enginefleet_api import fingerprint, labels
 from enginefleet_api.errors import FailureClass
@@ -12,6 +12,7 @@ from enginefleet_api.flavours import release_refused
 from enginefleet_api.identity import object_name
 from enginefleet_api.jobs import ProbeReport
 from enginefleet_api.resources import (
+    ClassCandidate,
     ClassFingerprint,
     HardwareClassStatus,
     NodeFingerprintSpec,
@@ -21,6 +22,8 @@ from enginefleet_api.resources import (
 )
 
 from . import retry, stages, support
+from .candidates import CANDIDATE_READY, of_class
+from .engines import Model
 from .model import Action, Delete, Event, Failure, HardwareClass, Job, LabelNode, Node, Plan, Settings, StartProbe, WriteObservations
 from .status import Say, merge_conditions
 
@@ -38,6 +41,8 @@ class ClassSnapshot:
     """Probe Jobs of this class."""
     images_in_use: frozenset[str] = frozenset()
     """Digests of images whose engines some workload of this class still serves."""
+    models: tuple[Model, ...] = ()
+    """ModelDeployments that target the class."""
     settings: Settings = field(default_factory=Settings)
 
 
@@ -58,14 +63,19 @@ def decide_class(s: ClassSnapshot, now: float) -> Plan:
         nf = s.fingerprints.get(node.name)
         if nf is not None and nf.host is not None:
             groups.setdefault(nf.host.digest, []).append(node)
-    image = hwc.spec.runtime.image
-    waiting: list[str] = []
-    if not refused:
+    # the class as it is, and as it would be with its candidate image: probed, observed and labelled alike
+    views = [hwc, *([candidate] if (candidate := hwc.candidate) is not None else [])]
+    images = [view.spec.runtime.image for view in views]
+    waiting: dict[str, list[str]] = {image: [] for image in images}
+    asked: set[str] = set()
+    for view in [] if refused else views:
+        image = view.spec.runtime.image
         for host_digest, members in sorted(groups.items()):
-            if any(hwc.is_current(p) and p.host_digest == host_digest for p in probed):
+            if any(view.is_current(p) and p.host_digest == host_digest for p in probed):
                 continue
             state = states.get((image, host_digest))
-            found = _probe(s, host_digest, members, state, now)
+            asked.add(_probe_name(view, host_digest, state))
+            found = _probe(s, view, host_digest, members, state, now)
             actions += found.actions
             events += found.events
             if found.state is not None:
@@ -74,32 +84,45 @@ def decide_class(s: ClassSnapshot, now: float) -> Plan:
                 # what another interpreter or backend found in the same image is over
                 probed = [*(p for p in probed if (p.image, p.host_digest) != (image, host_digest)), found.probed]
             else:
-                waiting.append(found.message)
+                waiting[image].append(found.message)
             if found.wake_at is not None:
                 wakes.append(found.wake_at)
+    members_of = {node.name for node in mine}
+    actions += [
+        Delete("Job", j.name, j.uid, "nobody asks what is in its image any more")
+        for j in s.jobs
+        # of a node that has just lost its label nothing is known: it may come back
+        if j.active and not j.deleting and j.name not in asked and (not j.node or j.node in members_of)
+    ]
     # what no node of ours and no workload needs is forgotten: a class's status must not grow with its history
     live_hosts = set(groups)
+    recent = _recent([p for p in probed if p.image not in images[1:]])
     probed = [
-        p for p in probed if p.image == image or p.image_digest in s.images_in_use or (p.host_digest in live_hosts and _recent(p, probed))
+        p for p in probed if p.image in images or p.image_digest in s.images_in_use or (p.host_digest in live_hosts and p.image in recent)
     ]
-    kept_states = [p for (i, h), p in sorted(states.items()) if i == image and h in live_hosts]
-    keep_digests = {p.image_digest for p in probed if p.image == image} | s.images_in_use
+    kept_states = [p for (i, h), p in sorted(states.items()) if i in images and h in live_hosts]
+    keep_digests = {p.image_digest for p in probed if p.image in images} | s.images_in_use
     counts: dict[str, ClassFingerprint] = {}
+    candidates: dict[str, ClassFingerprint] = {}
     seen_on = {node.name: _observe(hwc, s.fingerprints.get(node.name), probed, keep_digests) for node in mine}
-    unknown = _unknown(hwc.name, mine, {name: current for name, (_, current) in seen_on.items()})
+    known = [(node.name, seen_on[node.name]) for members in groups.values() for node in members]
+    now_on = {name: _under(hwc, seen, probed) for name, seen in known}
+    then_on = {name: _under(candidate, seen, probed) for name, seen in known} if candidate is not None else {}
+    unknown, unknown_then = _unknown(hwc.name, mine, now_on), _unknown(hwc.name, mine, then_on, labelled_by_image=True)
     for node in s.nodes:
         member = node.name in seen_on
-        observations, current = seen_on.get(node.name, ((), None))
+        observations, current, then = seen_on.get(node.name, ()), now_on.get(node.name), then_on.get(node.name)
         if node.name in unknown[MAX_UNKNOWN:]:
-            observations, current = tuple(o for o in observations if "node" not in o.facts), None
+            observations, current, then = tuple(o for o in observations if "node" not in o.facts), None, None
+        if node.name in unknown_then[MAX_UNKNOWN:]:
+            observations, then = tuple(o for o in observations if o != then), None
         nf = s.fingerprints.get(node.name)
         if nf is not None:
             before = tuple(o for o in nf.observations if o.hardware_class == hwc.name)
             if before != observations:
                 actions.append(WriteObservations(node.name, observations))
-        if current is not None:
-            seen = counts.get(current.id)
-            counts[current.id] = ClassFingerprint(id=current.id, summary=current.summary, nodes=(seen.nodes if seen else 0) + 1)
+        _count(counts, current)
+        _count(candidates, then)
         # a host that is not known at this moment keeps its labels: the agent may just be restarting
         changes: dict[str, str | None] = {}
         if not member:
@@ -111,16 +134,24 @@ def decide_class(s: ClassSnapshot, now: float) -> Plan:
             changes[labels.LEFT_PREFIX + hwc.name] = None
         if changes:
             actions.append(LabelNode(node.name, node.resource_version, changes, "its fingerprint under this class"))
-    told = _unknown_words(unknown, {name: current for name, (_, current) in seen_on.items()})
-    status = _status(s, refused, mine, groups, waiting, counts, probed, kept_states, told, now)
+    told = _unknown_words(unknown, now_on)
+    if candidate is not None:
+        candidate = replace(candidate, status=candidate.status.model_copy(update={"probed": probed}))
+    tried, ready = of_class(candidate, s.models, refused, groups, waiting[images[-1]], candidates)
+    status = _status(s, refused, mine, groups, waiting[images[0]], counts, probed, kept_states, told, tried, ready, now)
     changed = status.to_json_dict()
     return Plan(tuple(actions), None if changed == hwc.status.to_json_dict() else changed, tuple(events), min(wakes, default=None))
 
 
-def _recent(p: ProbedRuntime, probed: list[ProbedRuntime]) -> bool:
+def _recent(probed: list[ProbedRuntime]) -> list[str]:
     """The last two images stay known, so that going back to one needs no probe."""
-    images = list(dict.fromkeys(q.image for q in reversed(probed)))
-    return p.image in images[:2]
+    return list(dict.fromkeys(p.image for p in reversed(probed)))[:2]
+
+
+def _count(counts: dict[str, ClassFingerprint], o: Observation | None) -> None:
+    if o is not None:
+        seen = counts.get(o.id)
+        counts[o.id] = ClassFingerprint(id=o.id, summary=o.summary, nodes=(seen.nodes if seen else 0) + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +164,16 @@ class _Probe:
     wake_at: float | None = None
 
 
-def _probe(s: ClassSnapshot, host_digest: str, members: list[Node], state: ProbeState | None, now: float) -> _Probe:
-    hwc, image = s.hardware_class, s.hardware_class.spec.runtime.image
+def _probe_name(hwc: HardwareClass, host_digest: str, state: ProbeState | None) -> str:
     number = (state.attempts if state else 0) + 1
-    name = object_name(f"{hwc.name}-probe", hwc.uid, image, host_digest, *filter(None, (hwc.asked,)), str(number))
+    return object_name(f"{hwc.name}-probe", hwc.uid, hwc.spec.runtime.image, host_digest, *filter(None, (hwc.asked,)), str(number))
+
+
+def _probe(s: ClassSnapshot, hwc: HardwareClass, host_digest: str, members: list[Node], state: ProbeState | None, now: float) -> _Probe:
+    """`hwc`: the class with the image that is looked into."""
+    image = hwc.spec.runtime.image
+    number = (state.attempts if state else 0) + 1
+    name = _probe_name(hwc, host_digest, state)
     job = next((j for j in s.jobs if j.name == name), None)
     if job is None or job.deleting:
         due = retry.due_at(state)
@@ -156,7 +193,9 @@ def _probe(s: ClassSnapshot, host_digest: str, members: list[Node], state: Probe
             return _Probe(state, message=f"no node of hardware group {host_digest} is Ready and schedulable")
         ready.sort(key=lambda n: (state is not None and n.name == state.node, hashlib.sha256(f"{n.name} {image}".encode()).hexdigest()))
         event = Event("ProbeStarted", f"Job {name} looks into {image} on node {ready[0].name}.")
-        return _Probe(state, actions=(StartProbe(name, number, host_digest, ready[0].name),), events=(event,), message=f"Job {name} starts")
+        return _Probe(
+            state, actions=(StartProbe(name, number, host_digest, ready[0].name, image),), events=(event,), message=f"Job {name} starts"
+        )
     if job.active:
         if job.node and not any(n.name == job.node for n in s.nodes):
             return _Probe(state, actions=(Delete("Job", job.name, job.uid, "its node is gone"),), message="its node is gone")
@@ -193,12 +232,11 @@ def image_digest(image_id: str, image: str) -> str:
 
 def _observe(
     hwc: HardwareClass, nf: NodeFingerprintSpec | None, probed: list[ProbedRuntime], keep: set[str] | frozenset[str]
-) -> tuple[tuple[Observation, ...], Observation | None]:
-    """Observations of one node, sorted by image digest, and the one under the class's current image."""
+) -> tuple[Observation, ...]:
+    """Observations of one node, sorted by image digest."""
     if nf is None or nf.host is None:
-        return (tuple(o for o in nf.observations if o.hardware_class == hwc.name) if nf is not None else ()), None
+        return tuple(o for o in nf.observations if o.hardware_class == hwc.name) if nf is not None else ()
     found: dict[str, Observation] = {}
-    current = None
     for p in probed:
         if p.host_digest != nf.host.digest or p.image_digest not in keep:
             continue
@@ -215,14 +253,22 @@ def _observe(
             }
         )
         found[p.image_digest] = o
-        if hwc.is_current(p):
-            current = o
-    return tuple(found[digest] for digest in sorted(found)), current
+    return tuple(found[digest] for digest in sorted(found))
 
 
-def _unknown(name: str, mine: list[Node], current: Mapping[str, Observation | None]) -> list[str]:
+def _under(hwc: HardwareClass, observations: tuple[Observation, ...], probed: list[ProbedRuntime]) -> Observation | None:
+    """The one of a node's observations that was made in the image of `hwc`."""
+    digests = {(p.host_digest, p.image_digest) for p in probed if hwc.is_current(p)}
+    return next((o for o in observations if (o.host_digest, o.image_digest) in digests), None)
+
+
+def _unknown(name: str, mine: list[Node], current: Mapping[str, Observation | None], *, labelled_by_image: bool = False) -> list[str]:
     """Names of the nodes of which a hard fact is unknown; those that have an engine of their own already come first."""
-    found = [(n.labels.get(labels.fp_key(name)) != o.id, n.name) for n in mine if (o := current.get(n.name)) and "node" in o.facts]
+    found = [
+        (n.labels.get(labels.fp_key(name, o.image_digest) if labelled_by_image else labels.fp_key(name)) != o.id, n.name)
+        for n in mine
+        if (o := current.get(n.name)) and "node" in o.facts
+    ]
     return [node for _, node in sorted(found)]
 
 
@@ -278,6 +324,8 @@ def _status(
     probed: list[ProbedRuntime],
     states: list[ProbeState],
     unknown: Say | None,
+    candidate: ClassCandidate | None,
+    candidate_ready: Say,
     now: float,
 ) -> HardwareClassStatus:
     hwc = s.hardware_class
@@ -296,17 +344,20 @@ def _status(
         say = Say(False, "AgentSilent", f"The node agent has not reported on {silent} of {len(mine)} nodes.")
     else:
         say = unknown or Say(True, "Observed", f"{len(mine)} nodes, {len(counts)} fingerprints.")
-    stalled = bool(refused) or bool(old) or any(retry.is_permanent(p) for p in states)
+    stalled = bool(refused) or bool(old) or any(retry.is_permanent(p) for p in states if p.image == hwc.spec.runtime.image)
     conditions = {
         "Ready": say,
         "Reconciling": Say(not say.status and not stalled, say.reason if not say.status else "Idle", ""),
         "Stalled": Say(stalled, say.reason if stalled else "Progressing", say.message if stalled else ""),
+        # nothing of the conditions above hangs on it: a candidate that fails takes nothing from what serves
+        CANDIDATE_READY: candidate_ready,
     }
     return HardwareClassStatus(
         observed_generation=hwc.generation,
         nodes=len(mine),
         summary="; ".join(f"{c.nodes}x {c.summary}" for c in sorted(counts.values(), key=lambda c: c.id))[:512] or say.message,
         fingerprints=sorted(counts.values(), key=lambda c: c.id),
+        candidate=candidate,
         probed=probed,
         probes=states,
         retry_token=hwc.annotations.get(labels.RETRY, hwc.status.retry_token),

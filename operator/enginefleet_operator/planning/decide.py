@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import pausing, stages, status
+from . import candidates, pausing, stages, status
 from .model import Action, CreateBuild, Event, Plan, Snapshot, StartPrepare
 from .rejudging import rejudge
 from .serving import arrivals, serving
@@ -69,8 +69,9 @@ def decide(s: Snapshot, now: float) -> Plan:
         wakes += [one.wake_at] if one.wake_at is not None else []
     events += [event for one in served.classes for event in one.events]
     new_status, transitions = status.model_status(s, problems, prepared, stage, served, pauses, now)
-    new_status = new_status.model_copy(update={"store_check": checked.record})
-    events += transitions
+    tried, told = candidates.of_model(s, problems, prepared, stage, new_status.classes)
+    new_status = new_status.model_copy(update={"store_check": checked.record, "classes": tried})
+    events += [*transitions, *told]
     changed: Mapping[str, Any] | None = new_status.to_json_dict()
     if changed == s.status.to_json_dict():
         changed = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from enginefleet_api import labels
 from enginefleet_api.resources import (
+    CandidateStatus,
     Condition,
     ModelDeploymentSpec,
     ModelDeploymentStatus,
@@ -36,6 +37,8 @@ class Model:
     """Its status is about its present spec."""
     engines: Mapping[tuple[str, str], tuple[str, str]]
     """(class, fingerprint) → (state, message)"""
+    candidates: Mapping[str, CandidateStatus] = field(default_factory=dict)
+    """By class that has a candidate image; what is told of single fingerprints is left out."""
     release_key: str = field(init=False, compare=False, repr=False)
     """Of its label on nodes."""
 
@@ -63,6 +66,7 @@ def model(key: str, generation: int, spec: ModelDeploymentSpec, status: ModelDep
         frozenset(named | ({c.name for c in status.classes} if selects else set())),
         status.observed_generation == generation,
         {(c.name, f.id): (f.state, f.message) for c in status.classes for f in c.fingerprints},
+        {c.name: c.candidate.model_copy(update={"fingerprints": []}) for c in status.classes if c.candidate is not None},
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from enginefleet_api import fingerprint
@@ -91,6 +91,15 @@ class HardwareClass:
     def is_current(self, probed: ProbedRuntime) -> bool:
         """Whether a probe was of the image, and asked what it would be asked now."""
         return probed.image == self.spec.runtime.image and probed.asked == self.asked
+
+    @property
+    def candidate(self) -> HardwareClass | None:
+        """The class as it would be with its candidate image; None where it has none."""
+        runtime = self.spec.runtime
+        if not runtime.candidate_image:
+            return None
+        tried = runtime.model_copy(update={"image": runtime.candidate_image, "candidate_image": ""})
+        return replace(self, spec=self.spec.model_copy(update={"runtime": tried}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,12 +399,13 @@ class CreateService:
 
 @dataclass(frozen=True, slots=True)
 class StartProbe:
-    """Probe the current image of a class on one node of a hardware group."""
+    """Probe an image of a class, the current or the candidate one, on one node of a hardware group."""
 
     job: str
     attempt: int
     host_digest: str
     node: str
+    image: str
 
 
 @dataclass(frozen=True, slots=True)

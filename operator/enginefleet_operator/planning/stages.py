@@ -137,6 +137,11 @@ def targeted(spec: ModelDeploymentSpec, classes: Mapping[str, HardwareClass], na
     return list(found.values())
 
 
+def candidates(s: Snapshot) -> list[HardwareClass]:
+    """The classes of spec.targets as they would be with their candidate images."""
+    return [candidate for one in targets(s) if (candidate := one.candidate) is not None]
+
+
 def has_missing(s: Snapshot) -> bool:
     """Whether a class that is targeted by name does not exist; it may come back in a minute."""
     return any(t.hardware_class and t.hardware_class not in s.classes for t in s.spec.targets)
@@ -433,7 +438,7 @@ class BuildStage:
     passed: Mapping[str, EngineBuildStatus]
     """By EngineBuild name: those of `wanted` that may serve."""
     every: tuple[Wanted, ...] = ()
-    """All that were tried and are being tried."""
+    """All that were tried and are being tried, those under candidate images as well."""
     ladders: Mapping[str, Ladder[Wanted]] = field(default_factory=dict)
     """By EngineBuild name of `wanted`."""
     needs: tuple[Need, ...] = ()
@@ -441,6 +446,8 @@ class BuildStage:
     unbuilt: tuple[Unbuilt, ...] = ()
     held: tuple[Unbuilt, ...] = ()
     """Fingerprints for which nothing is built until it is approved."""
+    trial: BuildStage | None = None
+    """The same under candidate images: built and judged, and nothing of it may serve."""
     cramped: tuple[pausing.Cramped, ...] = ()
     """Builds for which a serving pod could make way."""
     undecided: frozenset[str] = frozenset()
@@ -462,6 +469,8 @@ class _Fingerprint:
     fingerprint: str
     observation: Observation
     nodes: tuple[str, ...]
+    is_candidate: bool = False
+    """What they are under a candidate image."""
 
     def want(self, variant: Variant) -> Wanted:
         s, o, hardware_class = self.s, self.observation, self.hardware_class
@@ -532,11 +541,14 @@ def _is_held(s: Snapshot, one: _Fingerprint) -> bool:
     nothing so far are none of it.
     """
     hardware_class = one.hardware_class
-    if hardware_class.spec.on_version_change != "Hold" or pausing.approval(s):
-        return False
+    if one.is_candidate or hardware_class.spec.on_version_change != "Hold" or pausing.approval(s):
+        return False  # a candidate is proven because somebody asked for it
     name, key = hardware_class.name, labels.release_key(s.namespace, s.name)
     before = next((c.fingerprints for c in s.status.classes if c.name == name), [])
-    known = {b.spec.fingerprint for b in s.builds if b.spec.hardware_class == name} | {f.id for f in before if f.state != "Held"}
+    # what was built for a candidate is proven and still not approved; what was not looked at yet may be of one
+    mine = [b for b in s.builds if b.spec.hardware_class == name and b.status.phase]
+    built = {b.spec.fingerprint for b in mine if not b.status.candidate}
+    known = built | {f.id for f in before if f.state != "Held"}
     served = any(n.labels.get(key) for n in s.nodes if n.name in one.nodes)
     return served and one.fingerprint not in known
 
@@ -552,13 +564,15 @@ def _held(one: _Fingerprint) -> Unbuilt:
 
 def _fingerprints(s: Snapshot, pinned: Resolved) -> list[_Fingerprint]:
     found: list[_Fingerprint] = []
-    for hardware_class in targets(s):
+    # candidates last: what is to serve comes first where both wait for the same place
+    for hardware_class, is_candidate in [*((c, False) for c in targets(s)), *((c, True) for c in candidates(s))]:
         groups: dict[str, list[tuple[str, Observation]]] = {}
         for node in nodes_of(s, hardware_class):
             if o := observation(s, hardware_class, node):
                 groups.setdefault(o.id, []).append((node.name, o))
         for fingerprint, members in sorted(groups.items()):
-            found.append(_Fingerprint(s, pinned, hardware_class, fingerprint, members[0][1], tuple(n for n, _ in members)))
+            names = tuple(name for name, _ in members)
+            found.append(_Fingerprint(s, pinned, hardware_class, fingerprint, members[0][1], names, is_candidate))
     return found
 
 
@@ -577,7 +591,11 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
     # climbed twice, with what was known before and after this pass; an engine's spec is put together once
     wants = [(one.made(), cache(one.want)) for one in known]
     before = [climb(order, made, want, {b.name: b.status for b in present.values()}, serving) for made, want in wants]
-    wanted = [rung.want for ladder in before for rung in ladder.rungs if rung.want is not None]
+    wanted: dict[str, Wanted] = {}
+    for want in _tried(before):
+        wanted.setdefault(want.name, want)
+    # two images of one digest are one image: such a candidate wants what is wanted anyway
+    own = {want.name for want in _tried([ladder for one, ladder in zip(known, before, strict=True) if not one.is_candidate])}
     # two classes that share hardware, image and gate want the same engine: one Job builds, the other adopts after it
     busy: set[str] = {j.build for j in s.jobs if j.role == "build" and j.active and not j.context}
     busy_keys = {present[name].spec.engine_key for name in busy if name in present}
@@ -588,11 +606,12 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
     running = running_builds(s)
     wakes: list[float] = []
     cramped: list[pausing.Cramped] = []
-    for want in wanted:
+    for want in wanted.values():
         build = present.get(want.name)
         if build is None:
             continue  # created by decide; its own event brings us back
-        status = build.status
+        told = len(events)
+        status = build.status.model_copy(update={"candidate": want.name not in own})
         if s.annotations.get(labels.RETRY, "") not in ("", status.retry_token):
             phase = status.phase if status.phase == "Passed" else "Waiting"
             status = status.model_copy(
@@ -637,24 +656,45 @@ def builds(s: Snapshot, pinned: Resolved, now: float) -> BuildStage:
                     busy_keys.add(want.spec.engine_key)
                     running.append(RunningBuild(want.hardware_class.name, f"{s.namespace}/{s.name}", where.node))
                     start.append(StartBuild(found.start, found.number, want.name, build.uid, want.spec, _avoid(status), where.node))
+        if status.candidate:
+            events[told:] = [replace(e, message=f"Candidate image {want.spec.image}: {e.message}") for e in events[told:]]
         statuses[want.name] = status
     ladders = [climb(order, made, want, statuses, serving) for made, want in wants]
-    current = {ladder.current.want.name: (ladder, ladder.current.want) for ladder in ladders if ladder.current and ladder.current.want}
-    return BuildStage(
-        wanted=tuple(want for _, want in current.values()),
-        passed={r.want.name: r.status for ladder in ladders if (r := ladder.chosen) and r.want is not None and r.status is not None},
-        every=tuple(rung.want for ladder in ladders for rung in ladder.rungs if rung.want is not None),
-        ladders={name: ladder for name, (ladder, _) in current.items()},
-        needs=tuple(dict.fromkeys(need for one, ladder in zip(known, ladders, strict=True) for need in one.needs(ladder.needs))),
-        unbuilt=tuple(one.unbuilt(ladder) for one, ladder in zip(known, ladders, strict=True) if ladder.current is None),
+    climbed = list(zip(known, ladders, strict=True))
+    stage = _stage([(one, ladder) for one, ladder in climbed if not one.is_candidate], statuses)
+    trial = _stage([(one, ladder) for one, ladder in climbed if one.is_candidate], statuses)
+    every = tuple({want.name: want for want in (*trial.every, *stage.every)}.values())
+    return replace(
+        stage,
+        every=every,
+        needs=tuple(dict.fromkeys((*stage.needs, *trial.needs))),
+        trial=trial,
         cramped=tuple(cramped),
-        undecided=_undecided(s, [r.want for ladder in ladders for r in ladder.rungs if r.want is not None], statuses),
+        undecided=_undecided(s, every, statuses),
         held=tuple(_held(one) for one, is_held in sorted_out if is_held),
-        statuses=statuses,
         actions=tuple(actions),
         events=tuple(events),
         start=tuple(start),
         wake_at=min(wakes, default=None),
+    )
+
+
+def _tried(ladders: Sequence[Ladder[Wanted]]) -> list[Wanted]:
+    return [rung.want for ladder in ladders for rung in ladder.rungs if rung.want is not None]
+
+
+def _stage(climbed: Sequence[tuple[_Fingerprint, Ladder[Wanted]]], statuses: Mapping[str, EngineBuildStatus]) -> BuildStage:
+    """What came of some fingerprints, without what is to be done."""
+    ladders = [ladder for _, ladder in climbed]
+    current = {ladder.current.want.name: (ladder, ladder.current.want) for ladder in ladders if ladder.current and ladder.current.want}
+    return BuildStage(
+        wanted=tuple(want for _, want in current.values()),
+        passed={r.want.name: r.status for ladder in ladders if (r := ladder.chosen) and r.want is not None and r.status is not None},
+        every=tuple(_tried(ladders)),
+        ladders={name: ladder for name, (ladder, _) in current.items()},
+        needs=tuple(dict.fromkeys(need for one, ladder in climbed for need in one.needs(ladder.needs))),
+        unbuilt=tuple(one.unbuilt(ladder) for one, ladder in climbed if ladder.current is None),
+        statuses=statuses,
     )
 
 
@@ -839,21 +879,31 @@ def obsolete_builds(s: Snapshot, stage: BuildStage) -> list[Action]:
     """EngineBuilds that nothing wants and no workload serves: the newest historyLimit of them stay; Jobs of unwanted ones are ended."""
     wanted = {w.name for w in stage.every}
     serving = {w.build for w in s.workloads if not w.deleting}
+    # what a candidate was proven with before its promotion was held
+    held = {(one.hardware_class.name, one.observation.id) for one in stage.held}
+    wanted |= {b.name for b in s.builds if (b.spec.hardware_class, b.spec.fingerprint) in held and b.status.phase == "Passed"}
     old: list[EngineBuild] = [b for b in s.builds if b.name not in wanted and b.name not in serving and not b.deleting]
     old.sort(key=lambda b: (b.created, b.name), reverse=True)
     actions: list[Action] = [Delete("EngineBuild", b.name, b.uid, "older than historyLimit") for b in old[s.spec.history_limit :]]
     if not all_observed(s):
         return actions  # what a node wants is not known at this moment: a running build may be what it wants
+    # the same of what it would want under a candidate image
+    unsure = {(c.name, c.spec.runtime.image) for c in candidates(s) if not _is_observed(s, c)}
+    kept = {b.name for b in s.builds if (b.spec.hardware_class, b.spec.image) in unsure}
     actions += [
         Delete("Job", j.name, j.uid, "nothing wants its engine any more")
         for j in s.jobs
-        if j.role == "build" and j.build not in wanted and j.active and not j.deleting
+        if j.role == "build" and j.build not in wanted and j.build not in kept and j.active and not j.deleting
     ]
     return actions
 
 
 def all_observed(s: Snapshot) -> bool:
-    return not any(observation(s, c, n) is None for c in targets(s) for n in nodes_of(s, c))
+    return all(_is_observed(s, c) for c in targets(s))
+
+
+def _is_observed(s: Snapshot, hardware_class: HardwareClass) -> bool:
+    return all(observation(s, hardware_class, node) is not None for node in nodes_of(s, hardware_class))
 
 
 def missing_builds(s: Snapshot, stage: BuildStage) -> list[Wanted]:

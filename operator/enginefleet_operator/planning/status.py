@@ -312,13 +312,53 @@ def _waits(s: Snapshot, problems: tuple[Problem, ...], prepared: Prepared | None
     assert prepared is not None
     refused = [Wait("rollout", *s.refused)] if s.refused is not None else []
     if prepared.resolved is None:
-        empty = [] if any(nodes_of(s, c) for c in targets(s)) else [_no_nodes(c) for c in targets(s)]
+        empty = [] if any(nodes_of(s, c) for c in targets(s)) else [no_nodes(c) for c in targets(s)]
         if prepared.idle:
             # no device is known yet, or none can do it
             cannot = [Wait("prepare", p.reason, p.message, p.stalled) for p in prepared.refused]
             return [*refused, *empty, *cannot, *_unknown_waits(s)] or [Wait("prepare", "FingerprintUnknown", "No device is known yet.")]
-        return [*refused, *empty, _prepare_wait(prepared)]
-    found: list[Wait] = refused
+        return [*refused, *empty, prepare_wait(prepared)]
+    found: list[Wait] = [*refused, *engine_waits(s, prepared, stage)]
+    ready = {n.name for n in s.nodes if n.ready}
+    serving = {n.name for c in served.classes for n in c.nodes if n.serving}
+    # while what they have serves, it is drift: ServingStale says so, and Ready stays
+    found += [
+        Wait("build", one.reason, f"{one.message}; {len(lacking)} of them serve nothing: what they had does not fit them.")
+        for one in stage.held
+        if (lacking := ready.intersection(one.nodes) - serving)
+    ]
+    found += [no_nodes(c) for c in targets(s) if not nodes_of(s, c)]
+    found += _unknown_waits(s)
+    for c in served.classes:
+        if _is_back(c) and c.standing.refused is not None:
+            found.append(_back(c, c.standing.refused))
+            continue
+        moving = [n for n in c.nodes if n.reachable and rollout.classify(n) is not State.READY and n.target]
+        if not moving:
+            continue
+        failed = [n for n in moving if rollout.classify(n) is State.FAILED]
+        if failed:
+            reason, message = trouble(s, failed[0])
+            text = f"{c.hardware_class.name}: on node {failed[0].name}: {reason}: {message}"
+            found.append(Wait("rollout", reason or "PodFailing", text + (f"; {c.held}" if c.held else "")))
+        else:
+            done = sum(rollout.classify(n) is State.READY for n in c.nodes)
+            unfit = all(n.unfit and n.serving for n in moving)
+            away = next((n.name for n in moving if n.building), "") if all(n.building for n in moving) else ""
+            found.append(
+                Wait(
+                    "rollout",
+                    "PodDoesNotFit" if unfit else "PausedForBuild" if away else "RollingOut",
+                    f"{c.hardware_class.name}: {done} of {len(c.nodes)} nodes are done"
+                    + (f"; node {away} makes way for a build." if away else f"; {c.held}." if c.held else "."),
+                )
+            )
+    return found
+
+
+def engine_waits(s: Snapshot, prepared: Prepared, stage: BuildStage) -> list[Wait]:
+    """Why engines of the stage have not passed, as far as a node that can be reached lacks one."""
+    found: list[Wait] = []
     ready = {n.name for n in s.nodes if n.ready}
     for want in stage.wanted:
         status = stage.statuses.get(want.name)
@@ -348,41 +388,8 @@ def _waits(s: Snapshot, problems: tuple[Problem, ...], prepared: Prepared | None
         if not unbuilt.waits:
             found.append(Wait("build", unbuilt.reason, unbuilt.message, stalled=True))
         elif ready.intersection(unbuilt.nodes):
-            wait = _prepare_wait(prepared)
+            wait = prepare_wait(prepared)
             found.append(Wait("build", wait.reason, f"{unbuilt.message}: {wait.message}", wait.stalled))
-    serving = {n.name for c in served.classes for n in c.nodes if n.serving}
-    # while what they have serves, it is drift: ServingStale says so, and Ready stays
-    found += [
-        Wait("build", one.reason, f"{one.message}; {len(lacking)} of them serve nothing: what they had does not fit them.")
-        for one in stage.held
-        if (lacking := ready.intersection(one.nodes) - serving)
-    ]
-    found += [_no_nodes(c) for c in targets(s) if not nodes_of(s, c)]
-    found += _unknown_waits(s)
-    for c in served.classes:
-        if _is_back(c) and c.standing.refused is not None:
-            found.append(_back(c, c.standing.refused))
-            continue
-        moving = [n for n in c.nodes if n.reachable and rollout.classify(n) is not State.READY and n.target]
-        if not moving:
-            continue
-        failed = [n for n in moving if rollout.classify(n) is State.FAILED]
-        if failed:
-            reason, message = trouble(s, failed[0])
-            text = f"{c.hardware_class.name}: on node {failed[0].name}: {reason}: {message}"
-            found.append(Wait("rollout", reason or "PodFailing", text + (f"; {c.held}" if c.held else "")))
-        else:
-            done = sum(rollout.classify(n) is State.READY for n in c.nodes)
-            unfit = all(n.unfit and n.serving for n in moving)
-            away = next((n.name for n in moving if n.building), "") if all(n.building for n in moving) else ""
-            found.append(
-                Wait(
-                    "rollout",
-                    "PodDoesNotFit" if unfit else "PausedForBuild" if away else "RollingOut",
-                    f"{c.hardware_class.name}: {done} of {len(c.nodes)} nodes are done"
-                    + (f"; node {away} makes way for a build." if away else f"; {c.held}." if c.held else "."),
-                )
-            )
     return found
 
 
@@ -414,13 +421,13 @@ def _next_rung(want: Wanted, ladder: Ladder[Wanted], prepared: Prepared) -> Wait
     """The last variant did not do, and the next one is being prepared."""
     assert ladder.needs is not None
     last = ladder.rungs[-1]
-    wait = _prepare_wait(prepared)
+    wait = prepare_wait(prepared)
     text = f"{want.hardware_class.name}: {last.variant.id}: {last.message} Next is {ladder.needs.id}: {wait.message}"
     # a failure to prepare is the reason; that it runs is none
     return Wait("build", "TryingNextVariant" if prepared.running or prepared.start else wait.reason, text, wait.stalled)
 
 
-def _no_nodes(hardware_class: HardwareClass) -> Wait:
+def no_nodes(hardware_class: HardwareClass) -> Wait:
     chosen = ", ".join(f"{k}={v}" for k, v in sorted(hardware_class.spec.node_selector.match_labels.items()))
     return Wait("build", "NoMatchingNodes", f"No node has the labels {chosen} of HardwareClass {hardware_class.name}; it waits for one.")
 
@@ -434,7 +441,7 @@ def _unknown(s: Snapshot, hardware_class: str, nodes: list[str]) -> str:
     return f"HardwareClass {hardware_class} is still probing its runtime image for node {nodes[0]}" + (f": {said}" if said else ".")
 
 
-def _prepare_wait(prepared: Prepared) -> Wait:
+def prepare_wait(prepared: Prepared) -> Wait:
     state = prepared.state
     if prepared.running is not None:
         if prepared.running.waiting is not None:
@@ -452,39 +459,7 @@ def _prepare_wait(prepared: Prepared) -> Wait:
 def _class_status(s: Snapshot, c: ClassRollout, stage: BuildStage) -> ClassStatus:
     tally = rollout.counts(c.nodes)
     old = next((k for k in s.status.classes if k.name == c.hardware_class.name), None)
-    fingerprints = []
-    for want in stage.wanted:
-        if want.hardware_class.name != c.hardware_class.name:
-            continue
-        status = stage.statuses.get(want.name)
-        fingerprints.append(
-            FingerprintStatus(
-                id=want.fingerprint,
-                summary=want.summary,
-                nodes=len(want.nodes),
-                state=status.phase if status else "Waiting",
-                engine_build=want.name,
-                blob=str((status.engine or {}).get("blob", "")) if status else "",
-                precision=want.spec.precision,
-                variant=want.variant.id,
-                tried=[
-                    Attempted(variant=r.variant.id, state=r.state, message=r.message[:512])
-                    for r in stage.ladders[want.name].rungs
-                    if r.want is None or r.want.name != want.name
-                ],
-                speedup=status.speedup if status else "",
-                accuracy=status.accuracy if status else None,
-                latency=status.latency if status else [],
-                message=status.message if status else "",
-            )
-        )
-    for unbuilt in (*stage.unbuilt, *stage.held):
-        if unbuilt.hardware_class.name == c.hardware_class.name:
-            o = unbuilt.observation
-            state = "Held" if unbuilt.reason == HELD else "Waiting" if unbuilt.waits else "Failed"
-            fingerprints.append(
-                FingerprintStatus(id=o.id, summary=o.summary, nodes=len(unbuilt.nodes), state=state, message=unbuilt.message)
-            )
+    fingerprints = fingerprints_of(stage, c.hardware_class.name)
     if not stage.wanted and not stage.unbuilt and not stage.held and old is not None:
         fingerprints = old.fingerprints  # nothing is known anew while prepare runs
     if s.spec.serving.mode == "None":
@@ -506,6 +481,42 @@ def _class_status(s: Snapshot, c: ClassRollout, stage: BuildStage) -> ClassStatu
         rollout=c.standing,
         failing_nodes=failing[:20],
     )
+
+
+def fingerprints_of(stage: BuildStage, hardware_class: str) -> list[FingerprintStatus]:
+    """Where the engines of one class stand, those that are worked on and those for which there is nothing to build."""
+    found = []
+    for want in stage.wanted:
+        if want.hardware_class.name != hardware_class:
+            continue
+        status = stage.statuses.get(want.name)
+        found.append(
+            FingerprintStatus(
+                id=want.fingerprint,
+                summary=want.summary,
+                nodes=len(want.nodes),
+                state=status.phase if status else "Waiting",
+                engine_build=want.name,
+                blob=str((status.engine or {}).get("blob", "")) if status else "",
+                precision=want.spec.precision,
+                variant=want.variant.id,
+                tried=[
+                    Attempted(variant=r.variant.id, state=r.state, message=r.message[:512])
+                    for r in stage.ladders[want.name].rungs
+                    if r.want is None or r.want.name != want.name
+                ],
+                speedup=status.speedup if status else "",
+                accuracy=status.accuracy if status else None,
+                latency=status.latency if status else [],
+                message=status.message if status else "",
+            )
+        )
+    for unbuilt in (*stage.unbuilt, *stage.held):
+        if unbuilt.hardware_class.name == hardware_class:
+            o = unbuilt.observation
+            state = "Held" if unbuilt.reason == HELD else "Waiting" if unbuilt.waits else "Failed"
+            found.append(FingerprintStatus(id=o.id, summary=o.summary, nodes=len(unbuilt.nodes), state=state, message=unbuilt.message))
+    return found
 
 
 def _trouble(s: Snapshot, node: rollout.NodeState) -> NodeTrouble:

@@ -33,8 +33,6 @@ def unsupported_model_deployment(spec: ModelDeploymentSpec, backends: Collection
 def unsupported_class(spec: HardwareClassSpec) -> Iterator[str]:
     if spec.execution_provider == "CoreML":
         yield "spec.executionProvider CoreML: it runs on macOS, and no node of Kubernetes does; build by hand there, or write another one"
-    if spec.runtime.candidate_image:
-        yield "spec.runtime.candidateImage: leave it out"
     for zone in windows.unknown_zones(spec.builds.windows):
         yield f"spec.builds.windows: no time zone is called {zone}; write an IANA name like Europe/Berlin, or UTC"
     if spec.backend == "onnxruntime" and spec.builds.memory_reserve != "1Gi":

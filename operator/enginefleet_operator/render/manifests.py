@@ -23,7 +23,7 @@ from ..planning.model import (
     StartProbe,
     StartVerify,
 )
-from ..planning.stages import devices_of, nodes_of, targets
+from ..planning.stages import candidates, devices_of, nodes_of, targets
 from ..planning.templates import CACHE, ENGINE, FETCH, NO_TOKEN, RUNTIME_CHECK, SCRATCH
 from . import pods
 
@@ -98,6 +98,10 @@ def _preflight_targets(s: Snapshot, flavours: list[str]) -> list[PreflightTarget
         mine = [one for one in facts if requests.flavour(hardware_class, one) in flavours]
         if mine or (not facts and requests.flavour(hardware_class, {}) in (None, *flavours)):
             found += requests.preflight_targets(s.spec, hardware_class, mine)
+    for candidate in candidates(s):
+        # a candidate that is not probed yet asks for nothing
+        if mine := [o.facts for o in devices_of(s, candidate) if requests.flavour(candidate, o.facts) in flavours]:
+            found += requests.preflight_targets(s.spec, candidate, mine)
     return found
 
 
@@ -243,7 +247,7 @@ def probe_job(hardware_class: HardwareClass, action: StartProbe, namespace: str,
         labels={labels.ROLE: "probe", labels.HARDWARE_CLASS: hardware_class.name, "app.kubernetes.io/managed-by": "enginefleet"},
         annotations={labels.ATTEMPT: str(action.attempt)},
         owners=pods.owner("HardwareClass", hardware_class.name, hardware_class.uid),
-        image=spec.runtime.image,
+        image=action.image,
         command=["enginefleet", "probe"],
         env=[pods.request_env(request.model_dump_json(by_alias=True, exclude_none=True)), *(ALL_GPUS if gpu and not holds else ())],
         resources=spec.runtime.resources if holds else {},

@@ -114,7 +114,7 @@ def test_a_probe_of_a_gpu_looks_without_holding_it_and_holds_it_when_that_failed
     resources: dict[str, Any], attempt: int, holds: bool
 ) -> None:
     hardware_class = orin(resources=resources, runtimeClassName="nvidia")
-    job = probe_job(hardware_class, StartProbe("p", attempt, "host-1", "a"), "system", 60)
+    job = probe_job(hardware_class, StartProbe("p", attempt, "host-1", "a", "runtime:1"), "system", 60)
     pod = job["spec"]["template"]["spec"]
     (main,) = pod["containers"]
     variables = {item["name"]: item["value"] for item in main["env"]}
@@ -126,6 +126,6 @@ def test_a_probe_of_a_gpu_looks_without_holding_it_and_holds_it_when_that_failed
 
 
 def test_a_probe_of_a_cpu_asks_for_no_gpu() -> None:
-    job = probe_job(w.hardware_class(), StartProbe("p", 1, "host-1", "a"), "system", 60)
+    job = probe_job(w.hardware_class(), StartProbe("p", 1, "host-1", "a", "runtime:1"), "system", 60)
     (main,) = job["spec"]["template"]["spec"]["containers"]
     assert "NVIDIA_VISIBLE_DEVICES" not in {item["name"] for item in main["env"]}
