@@ -109,8 +109,19 @@ async def observe_model(client: ApiClient, world: World, settings: Settings, nam
 
 async def _listed(client: ApiClient, kind: Resource, namespace: str, selector: str) -> list[Object]:
     items: list[Object]
-    items, _ = await client.list(kind, namespace, label_selector=selector)
+    items, _ = await client.list(kind, namespace, label_selector=selector, project=_slim)
     return items
+
+
+def _slim(obj: Object) -> Object:
+    """The object without what nobody reads: of thousands of serving pods the rest is most."""
+    meta = obj["metadata"]
+    meta.pop("managedFields", None)
+    if obj.get("kind") == "Pod" and meta.get("labels", {}).get(labels.ROLE) == "serve":
+        spec = obj.get("spec", {})
+        # where it runs, or what says for which node it was made
+        obj["spec"] = {"nodeName": spec["nodeName"]} if spec.get("nodeName") else {"affinity": spec.get("affinity") or {}}
+    return obj
 
 
 def _owned(obj: Object, *uids: str) -> bool:
